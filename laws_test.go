@@ -27,12 +27,12 @@ type law struct {
 
 var kubernetes = []string{"k8s.io/", "sigs.k8s.io/"}
 var planes = []string{module + "dataplane/service/", module + "dataplane/policy/"}
-var netlink = []string{"github.com/vishvananda/", "github.com/mdlayher/", "github.com/google/nftables",
-	"github.com/cilium/ebpf"}
+var netlinkOnly = []string{"github.com/vishvananda/", "github.com/mdlayher/", "github.com/google/nftables"}
+var netlink = append(slices.Clone(netlinkOnly), "github.com/cilium/ebpf")
 
 // labBelow is what experiments and their testbed stand on.
-var labBelow = []string{"lab/load", "lab/stats", "lab/result", "lab/kubeproxy", "lab/kuberouter", "agent", "kernel",
-	"model", "reconcile", "resolve", "sandbox", "source"}
+var labBelow = []string{"lab/load", "lab/stats", "lab/result", "lab/kubeproxy", "lab/kuberouter", "agent", "bpf",
+	"kernel", "model", "reconcile", "resolve", "sandbox", "source"}
 
 var laws = []law{
 	{"model", nil, slices.Concat(kubernetes, netlink), "model holds nouns that know neither Kubernetes nor a kernel"},
@@ -48,16 +48,20 @@ var laws = []law{
 	{"reachability", []string{"flowlog", "model", "resolve/policy", "resolve/service", "source", "verdict"}, netlink,
 		"reachability evaluates objects alone, and touches no kernel"},
 	{"kernel", []string{"kernel"}, kubernetes, "kernel wraps system interfaces and knows nothing of their use"},
+	{"bpf", []string{"kernel/bpf"}, slices.Concat(kubernetes, netlinkOnly),
+		"a room has the Go side of its C: maps and attachments, and no decision; programs know none of each other"},
+	{"bpf/device", []string{"bpf/policy", "bpf/service", "kernel/bpf"}, slices.Concat(kubernetes, netlinkOnly),
+		"the program at devices has Services' maps and calls that of policies: it knows both, and they don't know it"},
 	{"reconcile", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink),
 		"the loop knows neither networks nor Kubernetes"},
-	{"dataplane/service", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),
-		"a data plane renders finished decisions"},
-	{"dataplane/policy", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink, planes),
-		"a policy engine renders finished decisions, and knows no Service"},
+	{"dataplane/service", []string{"bpf/device", "bpf/service", "dataplane", "kernel", "model"},
+		slices.Concat(kubernetes, netlink), "a data plane renders finished decisions"},
+	{"dataplane/policy", []string{"bpf/device", "bpf/policy", "dataplane", "kernel", "model"},
+		slices.Concat(kubernetes, netlink, planes), "a policy engine renders finished decisions, and knows no Service"},
 	{"dataplane/policy/policytest",
 		[]string{"dataplane", "kernel", "model", "reconcile", "resolve/policy", "sandbox", "source", "verdict"},
 		slices.Concat(netlink, planes), "policytest judges policy engines by packets against verdict"},
-	{"dataplane/network", []string{"dataplane/network", "dataplane", "kernel", "model"},
+	{"dataplane/network", []string{"bpf/device", "dataplane/network", "dataplane", "kernel", "model"},
 		slices.Concat(kubernetes, netlink, planes), "the pod network renders finished decisions, and knows no Service"},
 	{"dataplane/dns", []string{"dataplane", "kernel"}, slices.Concat(kubernetes, netlink, planes),
 		"which messages are handed to the agent is decided above"},
@@ -67,12 +71,27 @@ var laws = []law{
 		slices.Concat(kubernetes, netlink, []string{module + "dataplane/service"}), "what planes share knows no plane"},
 	{"dataplane/flows", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),
 		"a data plane renders finished decisions"},
-	{"dataplane/device", []string{"dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),
+	{"dataplane/device", []string{"bpf/device", "dataplane", "kernel", "model"}, slices.Concat(kubernetes, netlink),
 		"a data plane renders finished decisions"},
 	{"dataplane/health", []string{"dataplane", "model"}, slices.Concat(kubernetes, netlink),
 		"a data plane renders finished decisions"},
-	{"agent", []string{"agent", "source", "resolve", "model", "verdict", "reconcile", "dataplane", "ipam"},
+	{"inspect", []string{"agent/attach", "agent/mode", "dataplane/service", "ipam", "model", "reachability", "reconcile",
+		"resolve", "source", "verdict"}, netlink, "inspect compares what was decided with what the kernel holds, as values"},
+	{"agent", []string{"agent", "inspect", "source", "resolve", "model", "reconcile", "dataplane"},
 		slices.Concat(kubernetes, netlink, planes), "the agent only joins the line, and knows no plane by name"},
+	{"agent/subsystem", []string{"agent/revoke", "dataplane/service", "inspect", "model", "reconcile", "source"},
+		slices.Concat(kubernetes, netlink, planes), "subsystem is an interface and its values"},
+	{"agent/service",
+		[]string{"agent/mode", "agent/subsystem", "dataplane", "inspect", "model", "reconcile", "resolve/service",
+			"source", "verdict"},
+		slices.Concat(kubernetes, netlink, planes), "Services know no other subsystem, and no plane by name"},
+	{"agent/policy", []string{"agent/denial", "agent/mode", "agent/names", "agent/revoke", "agent/subsystem",
+		"inspect", "model", "reconcile", "resolve/policy", "source"},
+		slices.Concat(kubernetes, netlink, planes), "policies know no other subsystem, and no plane by name"},
+	{"agent/network", []string{"agent/attach", "agent/mode", "agent/node", "agent/subsystem", "inspect", "ipam",
+		"model", "resolve/network", "source"},
+		slices.Concat(kubernetes, netlink, planes), "the pod network knows no other subsystem, and no plane by name"},
+	{"agent/memory", nil, slices.Concat(kubernetes, netlink), "memory is about any process"},
 	{"agent/mode", []string{"agent/link", "model", "resolve", "reconcile", "dataplane"},
 		slices.Concat(kubernetes, netlink),
 		"modes are made of planes, and decide nothing of packets"},
@@ -88,7 +107,7 @@ var laws = []law{
 	{"agent/revoke", []string{"kernel/conntrack", "kernel/netlink", "model", "reconcile", "verdict"},
 		slices.Concat(kubernetes, netlink), "revoke cuts what verdict denies, and knows no engine"},
 	{"agent/record",
-		[]string{"flowlog", "kernel/bpf", "kernel/conntrack", "kernel/nftables", "kernel/sysctl", "model", "source"},
+		[]string{"bpf/policy", "flowlog", "kernel/conntrack", "kernel/nftables", "kernel/sysctl", "model", "source"},
 		netlink, "record counts what the kernel reports, and decides nothing"},
 	{"agent/link", []string{"kernel", "model"}, slices.Concat(kubernetes, netlink), "link is the source of devices"},
 	{"agent/event", []string{"source"}, netlink, "event only tells people of problems"},
@@ -96,12 +115,18 @@ var laws = []law{
 		"agent/node makes settings and decides nothing"},
 	{"agent/attach", []string{"cni", "ipam", "kernel", "model"}, slices.Concat(kubernetes, netlink),
 		"attach serves the CNI plugin, and knows no plane by name"},
+	{"agent/local", []string{"agent/attach", "cni", "kernel/netns"}, slices.Concat(kubernetes, netlink),
+		"local sends bytes to root, and knows no configuration"},
 	{"cni", []string{"cni"}, slices.Concat(kubernetes, netlink), "the plugin is small: the standard library alone"},
+	{"cmd/fairlead/cli", []string{"agent/escape"}, slices.Concat([]string{"k8s.io/"}, netlink),
+		"what commands share knows none of them"},
+	{"cmd/fairlead/text", []string{"agent/escape", "cmd/fairlead/cli", "inspect", "model", "source", "verdict"},
+		slices.Concat(kubernetes, netlink), "text prints what inspect found, and finds nothing"},
 	{"cmd/fairlead-cni", []string{"cni"}, slices.Concat(kubernetes, netlink), "the plugin is small"},
 	{"ipam", []string{"cni"}, slices.Concat(kubernetes, netlink), "addresses are numbers and files"},
 	{"agent/migrate", []string{"kernel"}, slices.Concat(kubernetes, netlink),
 		"migrate knows a kube-proxy's traces in the kernel, and no Service"},
-	{"sandbox", []string{"sandbox", "source", "model", "kernel", "cni"}, netlink,
+	{"sandbox", []string{"bpf/policy", "sandbox", "source", "model", "kernel", "cni"}, netlink,
 		"the sandbox builds namespaces through kernel, and is no part of the product's line"},
 	{"conformance", []string{"conformance", "source", "resolve", "model", "verdict", "dataplane", "sandbox", "kernel"},
 		slices.Concat(netlink, planes), "conformance judges planes by packets against verdict, and knows none by name"},
@@ -182,10 +207,34 @@ func TestNothingImportsTheLab(t *testing.T) {
 		path := strings.TrimPrefix(p.ImportPath, module)
 		for _, i := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 			if own, ours := strings.CutPrefix(i, module); ours && below(own, "lab") && !below(path, "lab") &&
-				path != "cmd/fairlead" {
+				path != "cmd/fairlead" && path != "cmd/fairlead/labcmd" {
 				t.Errorf("%s imports %s: the product must not need the lab", path, own)
 			}
 		}
+	}
+}
+
+// maxCommands is how many lines the commands of a node and a cluster may have: they parse flags and call packages.
+const maxCommands = 3500
+
+func TestCommandsStayThin(t *testing.T) {
+	lines := 0
+	paths, err := filepath.Glob("cmd/fairlead/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			lines += strings.Count(string(text), "\n")
+		}
+	}
+	if lines == 0 || lines > maxCommands {
+		t.Errorf("cmd/fairlead has %d lines, at most are %d: what a node holds belongs to inspect, how it is printed to "+
+			"cmd/fairlead/text", lines, maxCommands)
 	}
 }
 
@@ -218,6 +267,55 @@ func TestOnlyModesKnowPlanesByName(t *testing.T) {
 	}
 }
 
+// subsystems are the packages that the agent lists.
+var subsystems = []string{"agent/service", "agent/policy", "agent/network"}
+
+// TestOnlyTheAgentKnowsSubsystems: what one needs of another is in the model's Delta.
+func TestOnlyTheAgentKnowsSubsystems(t *testing.T) {
+	found := 0
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module)
+		if slices.Contains(subsystems, path) {
+			found++
+		}
+		if !below(path, "agent") || path == "agent" {
+			continue
+		}
+		for _, i := range p.Imports {
+			if own := strings.TrimPrefix(i, module); own == "agent" || slices.Contains(subsystems, own) {
+				t.Errorf("%s imports %s: subsystems are listed by the agent, and know neither it nor each other", path, own)
+			}
+		}
+	}
+	if found != len(subsystems) {
+		t.Errorf("%d subsystems, want %d: are they elsewhere?", found, len(subsystems))
+	}
+}
+
+// mostRootLines is how many lines of Go the agent itself may have: what belongs to one subsystem stands there.
+const mostRootLines = 1200
+
+func TestAgentIsAListOfSubsystems(t *testing.T) {
+	for _, p := range packages(t) {
+		if p.ImportPath != module+"agent" {
+			continue
+		}
+		lines := 0
+		for _, name := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(p.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines += strings.Count(string(text), "\n")
+		}
+		if lines > mostRootLines {
+			t.Errorf("package agent has %d lines, at most are %d", lines, mostRootLines)
+		}
+		return
+	}
+	t.Error("there is no package agent")
+}
+
 func TestExperimentsDoNotKnowEachOther(t *testing.T) {
 	for _, p := range packages(t) {
 		one, isExperiment := strings.CutPrefix(p.ImportPath, module+"lab/experiment/")
@@ -232,9 +330,13 @@ func TestExperimentsDoNotKnowEachOther(t *testing.T) {
 func TestOnlyKernelTalksNetlink(t *testing.T) {
 	for _, p := range packages(t) {
 		path := strings.TrimPrefix(p.ImportPath, module)
+		never := netlink
+		if below(path, "bpf") {
+			never = netlinkOnly
+		}
 		for _, i := range p.Imports {
-			if slices.ContainsFunc(netlink, func(f string) bool { return strings.HasPrefix(i, f) }) && !below(path, "kernel") {
-				t.Errorf("%s imports %s: only packages below kernel do", path, i)
+			if slices.ContainsFunc(never, func(f string) bool { return strings.HasPrefix(i, f) }) && !below(path, "kernel") {
+				t.Errorf("%s imports %s: only packages below kernel do, and rooms of bpf load programs", path, i)
 			}
 		}
 	}

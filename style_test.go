@@ -83,11 +83,12 @@ func TestLinesFitTheScreen(t *testing.T) {
 			}
 		}
 	}
-	programs, err := filepath.Glob("bpf/*.[ch]")
-	if err != nil || len(programs) == 0 {
-		t.Fatalf("no eBPF programs found: %v", err)
+	shared, _ := filepath.Glob("bpf/*.[ch]")
+	programs, _ := filepath.Glob("bpf/*/*.[ch]")
+	if len(shared) == 0 || len(programs) == 0 {
+		t.Fatal("no eBPF programs found")
 	}
-	for _, path := range programs {
+	for _, path := range slices.Concat(shared, programs) {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

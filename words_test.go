@@ -10,11 +10,12 @@ import (
 	"unicode"
 )
 
-// banned are words that named six things each, or for which the field has a term (docs/glossary.md).
+// banned are words that named six things each, or for which the field has a term (docs/reference/glossary.md).
 var banned = strings.Fields(`
 	take takes taken took tell tells told give gives given ask asks asked way ways place places placed thing things
 	room rooms keep keeps kept note notes look looks looked
-	hide hides permit permits permitted shortcut lane lanes retire retires stranger strangers nobody whom abilities`)
+	hide hides permit permits permitted shortcut lane lanes retire retires stranger strangers nobody whom abilities
+	handed standing remains predecessor predecessors refusal refusals stranded`)
 
 // allowed are identifiers with a banned word that are others' names, or mean what the field means.
 var allowed = map[string]string{
@@ -63,7 +64,7 @@ func TestNamesAreTheFieldsWords(t *testing.T) {
 		})
 	}
 	for _, name := range slices.Sorted(maps.Keys(found)) {
-		t.Errorf("%s: %s: use the field's word (docs/glossary.md)", found[name], name)
+		t.Errorf("%s: %s: use the field's word (docs/reference/glossary.md)", found[name], name)
 	}
 }
 

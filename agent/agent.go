@@ -1,3 +1,6 @@
+// Package agent is the straight line, joined: source → resolve → model → reconcile → data planes, for one node. It
+// holds the list of the node's subsystems, the order in which they are told, and the servers, and no decision about any
+// packet.
 package agent
 
 import (
@@ -5,24 +8,25 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
-	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"fairlead.dev/fairlead/agent/attach"
+	"fairlead.dev/fairlead/agent/memory"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/network"
+	"fairlead.dev/fairlead/agent/policy"
+	"fairlead.dev/fairlead/agent/service"
+	"fairlead.dev/fairlead/agent/subsystem"
 	"fairlead.dev/fairlead/dataplane/flows"
-	"fairlead.dev/fairlead/dataplane/health"
-	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/inspect"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/reconcile"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 )
@@ -43,11 +47,11 @@ type Options struct {
 	Addresses Addresses // of the node's interfaces, in place of Resolve's; nil: those stay
 	Firewall  Firewall  // what drops packets that the mode has the node forward; nil: that isn't looked for
 
-	// is called before anything of the node is changed, once nothing can refuse the start any more; nil: nothing is to be
-	// prepared
-	Prepare     func()
-	Predecessor *Predecessor // what served before in this process, and may serve after; nil: nothing
-	Refusal     *Refusal     // why the newest configuration is not in force; nil: it is
+	// is called before anything of the node is changed, once nothing can reject the start any more; nil: nothing is to be
+	// prepared. What the node decided is there to be had from then on
+	Prepare  func(decided func() (*inspect.Decided, error))
+	Previous *PreviousMode   // what served before in this process, and may serve after; nil: nothing
+	Rejected *RejectedConfig // why the newest configuration is not in force; nil: it is
 
 	// is called with all problems that stand when they may have changed; nil: they are logged alone
 	Report func([]source.Problem)
@@ -56,7 +60,7 @@ type Options struct {
 	OnReady func(context.Context)
 }
 
-// Addresses calls tell with the addresses of the node's interfaces, and again whenever they have changed, until ctx
+// Addresses calls notify with the addresses of the node's interfaces, and again whenever they have changed, until ctx
 // ends.
 type Addresses interface {
 	Follow(ctx context.Context, notify func([]netip.Addr)) error
@@ -68,148 +72,163 @@ type Firewall interface {
 	Dropping() (commands []string, err error)
 }
 
+// The options of subsystems, and what outlives an agent.
+type (
+	PolicyOptions  = policy.Options
+	NetworkOptions = network.Options
+	PreviousMode   = service.Previous
+)
+
 // Agent serves one node.
 type Agent struct {
-	options  Options
-	services *Services
-	subsystems
-	health   reconcile.Runner[*model.HealthCheck]
-	registry *prometheus.Registry
-	metrics  *proxyMetrics
-	progress *progress
-	ended    sync.WaitGroup // of what Run has begun
-	checks   chan struct{}  // holds one when health checks changed
+	options     Options
+	subsystems  []subsystem.Subsystem // in the order in which they are told
+	health      http.Handler          // of load balancers and probes
+	endPrevious func()                // ends what served before in this process
+	registry    *prometheus.Registry
+	ended       sync.WaitGroup  // of what Run has begun
+	ctx         context.Context // of run
+	stop        context.CancelCauseFunc
 
-	mu       sync.Mutex // guards the resolver and what follows
-	resolver *resolve.Resolver
-	problems []source.Problem // the source's
-	logged   logged
-	counted
+	mu        sync.Mutex       // guards what follows, and the order of updates
+	problems  []source.Problem // the source's
+	logged    logged
 	addresses []netip.Addr // of the node's interfaces
 	batches   batches
-}
-
-// counted is what is counted of Services.
-type counted struct {
-	names    servicesOf
-	affinity []service.AffinityUse // as last counted
-}
-
-// subsystems are what a node may be without.
-type subsystems struct {
-	policies *Policies // nil: they are off
-	network  *Network  // nil: others connect pods
 }
 
 // batches is how far the source's batches are.
 type batches struct {
 	synced bool // the first is in the kernel
 	count  int
-	pods   map[source.Key]chan struct{} // closed once the Pod of that name has been seen, or is awaited no more
+	pods   map[source.Key]awaited // for which pods wait that are attached
 }
 
 // logged is what the log has of problems.
 type logged struct {
-	known    map[source.Problem]struct{} // each of them
-	unread   string                      // of documents of no use
-	sourced  []source.Problem            // the source's, and
-	resolved [3][]source.Problem         // the resolvers', when they were last logged
+	known       map[source.Problem]struct{} // each of them
+	unread      string                      // of documents of no use
+	unevaluated string                      // of policies of other kinds
+	lists       [][]source.Problem          // the source's and the subsystems', when they were last logged
 }
 
 // Run serves a node in the calling thread's network namespace until ctx ends, and leaves the kernel as it is then.
-func Run(ctx context.Context, o Options) error {
+func Run(ctx context.Context, o Options) (err error) {
 	if err := o.Resolve.Validate(); err != nil {
 		return err
 	}
 	o.Resolve = o.Mode.Resolve(o.Resolve)
-	services, err := OpenServices(o.Mode, o.Log)
+	planes, err := service.OpenPlanes(o.Mode, o.Log)
 	if err != nil {
 		return mode.Unsupported(ctx, err)
 	}
-	var a *Agent
-	learn := func(ctx context.Context, changes []source.Change) { a.learnNames(ctx, changes) } // after the first batch
-	policies, err := OpenPolicies(o.Policies, o.Mode, services, learn, o.Log)
-	if err != nil {
-		return errors.Join(err, services.Close())
-	}
-	defer policies.Close()
-	begun := false // the planes may have written
-	defer func() {
-		if begun {
-			o.Predecessor.succeed(o.Mode, services)
-		} else {
-			services.Close() // what served before does still
-		}
-	}()
-	registry := prometheus.NewRegistry()
-	metrics := newProxyMetrics(registry)
-	a = &Agent{options: o, services: services, subsystems: subsystems{policies: policies}, registry: registry,
-		metrics:  metrics,
-		progress: newProgress(metrics, o.Servers.Late),
-		checks:   make(chan struct{}, 1),
-		resolver: resolve.New(o.Resolve), logged: logged{known: map[source.Problem]struct{}{}},
-		counted: counted{names: servicesOf{}}, addresses: o.Resolve.Addresses}
-	a.network, err = OpenNetwork(o.Network, o.Mode.MasqueradesAtDevices(),
-		func() error { return errNotReady(a.notReady()) }, attachedPods{a}, o.Log)
-	if err != nil {
+	a := newAgent(o, planes)
+	defer a.close()
+	if err := a.open(); err != nil {
 		return err
 	}
-	attachedPods{a}.adopt()
-	defer a.network.Close()
-	checks := health.New(nil, func() bool { _, healthy := a.progress.health(time.Now()); return healthy })
-	defer checks.Close()
-	a.health = reconcile.New(checks, reconcile.Options[*model.HealthCheck]{
-		Owner: func(h *model.HealthCheck) model.Owner { return h.Owner }, Log: o.Log.With("plane", "health")})
-	registry.MustRegister(collector{a})
-	return a.run(ctx, &begun)
+	return a.run(ctx)
+}
+
+// newAgent returns an agent with one subsystem, Services.
+func newAgent(o Options, planes *service.Planes) *Agent {
+	a := &Agent{options: o, registry: prometheus.NewRegistry(), addresses: o.Resolve.Addresses,
+		logged: logged{known: map[source.Problem]struct{}{}}}
+	s := service.New(service.Options{Mode: o.Mode, Resolve: o.Resolve, Policies: o.Policies != nil, Previous: o.Previous,
+		Late: o.Servers.Late, Log: o.Log}, planes)
+	a.health, a.endPrevious = s.Handler(), s.EndPrevious
+	a.registry.MustRegister(collector{a})
+	a.add(s)
+	return a
+}
+
+// add adds a subsystem to the end of the list.
+func (a *Agent) add(s subsystem.Subsystem) {
+	a.subsystems = append(a.subsystems, s)
+	a.registry.MustRegister(s.Metrics()...)
+}
+
+// open opens the subsystems that come after Services.
+func (a *Agent) open() error {
+	o := a.options
+	if o.Policies != nil {
+		p, err := policy.Open(*o.Policies, o.Mode.PreDNAT, o.Log)
+		if err != nil {
+			return err
+		}
+		a.add(p)
+	}
+	if o.Network != nil {
+		ready := func() error { return attach.NotReady(a.notReady()) }
+		n, err := network.Open(*o.Network, o.Mode.MasqueradesAtDevices(), ready, attachedPods{a}, o.Log)
+		if err != nil {
+			return err
+		}
+		a.add(n)
+		a.Apply(subsystem.Update{Attached: n.Attached()}) // by an agent before this one
+	}
+	return nil
+}
+
+// close closes the subsystems, each before those whose connections or devices it needs.
+func (a *Agent) close() {
+	for _, s := range slices.Backward(a.subsystems) {
+		s.Close()
+	}
+}
+
+// Go implements subsystem.Host.
+func (a *Agent) Go(what string, run func(context.Context) error) {
+	a.ended.Go(func() {
+		if err := run(a.ctx); err != nil && a.ctx.Err() == nil {
+			a.stop(fmt.Errorf("agent: %s: %w", what, err))
+		}
+	})
 }
 
 // run holds the loops, the servers and the source together: the first that can't go on ends all.
-// It reports in begun that it came to that.
-func (a *Agent) run(ctx context.Context, begun *bool) error {
-	ctx, stop := context.WithCancelCause(ctx)
-	start := func(what string, run func(context.Context) error) {
-		a.ended.Go(func() {
-			if err := run(ctx); err != nil && ctx.Err() == nil {
-				stop(fmt.Errorf("agent: %s: %w", what, err))
-			}
-		})
-	}
+func (a *Agent) run(ctx context.Context) error {
+	a.ctx, a.stop = context.WithCancelCause(ctx)
 	servers, err := a.listen()
 	if err != nil {
 		return err
 	}
-	a.begin()
-	*begun = true
+	a.prepare()
+	for _, s := range a.subsystems {
+		s.Start(a)
+	}
 	for _, s := range servers {
-		start(s.what, func(ctx context.Context) error {
+		a.Go(s.what, func(ctx context.Context) error {
 			return a.options.Servers.serve(ctx, a.options.Log, s.listener, s.address, s.handler)
 		})
 	}
 	if a.options.Report != nil {
-		a.options.Refusal.follow(func() { a.options.Report(a.standing()) })
-		defer a.options.Refusal.follow(nil)
+		a.options.Rejected.follow(a.Report)
+		defer a.options.Rejected.follow(nil)
 	}
-	start("health checks", a.health.Run)
 	if a.options.Addresses != nil {
-		start("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
+		a.Go("addresses", func(ctx context.Context) error { return a.options.Addresses.Follow(ctx, a.setAddresses) })
 	}
-	start("devices", func(ctx context.Context) error { return a.network.follow(ctx, a.setDevices) })
-	start("pods' devices", func(ctx context.Context) error { return a.policies.followDevices(ctx, a.setPodDevices) })
-	start("network files", a.followFiles)
-	a.ended.Go(func() { a.progress.follow(ctx, a.sync) })
-	a.ended.Go(func() { a.followChecks(ctx) })
-	a.ended.Go(func() { a.policies.follow(ctx, a.metrics.policyLatency, a.report) })
-	a.ended.Go(func() { a.followAffinity(ctx) })
-	start("source", func(ctx context.Context) error {
+	a.Go("source", func(ctx context.Context) error {
 		return a.options.Source.Run(ctx, func(b source.Batch) { a.consume(ctx, b) })
 	})
-	<-ctx.Done()
+	<-a.ctx.Done()
 	a.ended.Wait()
-	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+	if err := context.Cause(a.ctx); !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return nil
+}
+
+// prepare makes the node ready for the first write, once everything that could reject the start has passed.
+func (a *Agent) prepare() {
+	o := &a.options
+	if o.Prepare != nil {
+		o.Prepare(a.decided)
+	}
+	if err := mode.PreserveConnections(o.Mode); err != nil {
+		o.Log.Warn("connections of the previous mode may be interrupted", "error", err)
+	}
 }
 
 // server is one of the agent's pages, at an address.
@@ -223,7 +242,7 @@ type server struct {
 func (a *Agent) listen() (open []server, err error) {
 	for _, s := range []server{
 		{"metrics", a.options.Servers.Metrics, "--metrics-bind-address", a.handler(), nil},
-		{"health", a.options.Servers.Health, "--healthz-bind-address", a.healthHandler(), nil},
+		{"health", a.options.Servers.Health, "--healthz-bind-address", a.health, nil},
 	} {
 		if s.address == "" {
 			continue
@@ -247,268 +266,116 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 	defer a.mu.Unlock()
 	a.problems = b.Problems
 	if b.Waiting {
-		a.notifyAll()
+		a.logProblems()
 		return
 	}
-	delta := a.apply(b.Changes)
 	first := a.batches.count == 0
 	a.batches.count++
+	d, _ := a.pass(subsystem.Update{Changes: b.Changes, Batch: true, Unlisted: b.Unlisted, Seen: b.Seen})
 	attachedPods{a}.seen(b.Changes)
-	if first || !delta.Empty() {
-		a.hand(delta, b.Seen)
-	}
-	if q := count(b.Changes, delta.Triggered); first || q.services+q.slices > 0 {
-		q.seen = []time.Time{b.Seen}
-		a.progress.queue(q)
-	}
-	a.notifyAll()
+	a.logProblems()
 	if first {
-		left := mode.Remains{Mode: a.options.Mode, Engine: a.policies.engine(), Log: a.options.Log}
+		left := mode.Leftovers{Mode: a.options.Mode, Log: a.options.Log}
+		if p := a.options.Policies; p != nil {
+			left.Engine = p.Engine.Name
+		}
 		if !left.Mode.Tracks() {
-			left.Entries = flows.EntriesOf(delta.Services.Put)
+			left.Entries = flows.EntriesOf(d.Services.Put)
 		}
-		a.ended.Go(func() { a.arrive(ctx, left) })
+		a.ended.Go(func() { a.firstSync(ctx, left) })
 	}
 }
 
-// apply takes changes of objects and returns what changes on the node by them.
-func (a *Agent) apply(changes []source.Change) model.Delta {
-	delta := a.resolver.Apply(changes)
-	delta.Policies = a.policies.Apply(changes, delta.Services)
-	a.network.Apply(changes)
-	return delta
-}
-
-// hand hands a difference on to those who tell the kernel, with the time when its cause was seen; zero: now.
-func (a *Agent) hand(d model.Delta, seen time.Time) {
-	a.metrics.changed(d)
-	c := d.Services
-	if a.options.Mode.Accepts {
-		c = model.Change[model.ServicePart]{Put: mode.WithHealth(c.Put, d.Health.Put),
-			Del: mode.WithHealth(c.Del, d.Health.Del)}
+// pass passes an update down the list of subsystems, and what they decide by it. It reports whether all is known that
+// attached pods need. a.mu is held.
+func (a *Agent) pass(u subsystem.Update) (d model.Delta, known bool) {
+	to, known := &d, true
+	if a.batches.count == 0 && u.Names == nil {
+		to = nil // it comes with the first batch
 	}
-	a.services.Change(c.Put, c.Del)
-	a.policies.Change(d.Policies, seen)
-	a.names.follow(c.Put, c.Del)
-	a.health.Change(d.Health.Put, d.Health.Del)
-	if len(d.Health.Put) > 0 {
-		select {
-		case a.checks <- struct{}{}:
-		default: // it will be seen with what changed already
+	for _, s := range a.subsystems {
+		known = s.Decide(u, to) && known
+	}
+	for _, s := range a.subsystems {
+		if to != nil {
+			s.Change(u, d)
 		}
 	}
+	return d, known
 }
 
-// report reports all problems, if they are wanted.
-func (a *Agent) report() {
-	if a.options.Report != nil {
-		a.options.Report(a.standing())
-	}
-}
-
-// followChecks reports health checks that can't be served, after each change of some, until ctx ends. No Service waits
-// for them.
-func (a *Agent) followChecks(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-a.checks:
-		}
-		if a.health.Sync(ctx) != nil && ctx.Err() == nil {
-			a.report()
-		}
-	}
-}
-
-// count returns what a batch changes.
-func count(changes []source.Change, triggered []time.Time) queued {
-	q := queued{triggered: triggered}
-	for _, c := range changes {
-		switch c.Key.Kind {
-		case source.Service:
-			q.services++
-		case source.EndpointSlice:
-			q.slices++
-		}
-	}
-	return q
-}
-
-// sync waits for the planes to have what they were told, tells what the kernel refuses, and reports whether it takes
-// anything.
-func (a *Agent) sync(ctx context.Context) bool {
-	a.services.syncPlanes(ctx) // what could not be written is in the loops' states
-	if ctx.Err() != nil {
-		return false
-	}
-	a.report()
-	for _, s := range a.services.Status() {
-		if s.Error != "" {
-			return false
-		}
-	}
-	serving, _ := a.services.Serving()
-	return serving
-}
-
-// standing returns every problem that stands now: the source's, the resolver's, and what the kernel refuses.
-func (a *Agent) standing() []source.Problem {
+// Apply implements subsystem.Host.
+func (a *Agent) Apply(u subsystem.Update) {
 	a.mu.Lock()
-	all := append(a.inputProblems(), a.policies.nameProblems()...)
-	a.mu.Unlock()
-	all = append(all, a.options.Refusal.problems(a.options.Resolve.Node)...)
-	all = append(all, a.forwardProblems()...)
-	all = append(all, a.policies.cutProblems()...)
-	for plane, s := range a.loops() {
-		if s.NotServing != "" {
-			all = append(all, source.Problem{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
-				Reason:  "NotServing",
-				Message: fmt.Sprintf("data plane %s %s on this node: %s", plane, a.notServing(plane), s.NotServing)})
-		}
-		few, others := fewPerService(s.Failing)
-		for _, owner := range sortedKeys(few) {
-			p := source.Problem{Object: keyOf(few[owner].Owner), Reason: "Refused",
-				Message: fmt.Sprintf("data plane %s can't serve %s: %s", plane, owner, few[owner].Error)}
-			if plane == healthPlane {
-				p.Reason = "FailedToStartServiceHealthcheck" // as kube-proxy has it
-				p.Message = fmt.Sprintf("node %s: %s", a.options.Resolve.Node, few[owner].Error)
-			}
-			all = append(all, p)
-		}
-		for _, service := range sortedOwners(others) { // their number changes: that is no news
-			all = append(all, source.Problem{Object: keyOf(service), Reason: "Refused",
-				Message: fmt.Sprintf("data plane %s can't serve more ports of %s: /status counts them", plane,
-					service)})
-		}
-	}
-	return all
+	defer a.mu.Unlock()
+	a.apply(u)
 }
 
-// inputProblems returns the problems of the source and the resolvers, and those of limits. a.mu is held.
-func (a *Agent) inputProblems() []source.Problem {
-	return slices.Concat(a.problems, a.resolver.Problems(), a.policies.Problems(), a.network.Problems(),
-		a.affinityProblems())
+// apply passes on an update that doesn't come from the source, as pass does. a.mu is held.
+func (a *Agent) apply(u subsystem.Update) (known bool) {
+	_, known = a.pass(u)
+	if a.batches.count > 0 && u.Names == nil { // DNS answers wait for names, which make no problem
+		a.logProblems()
+	}
+	return known
 }
 
-// forwardProblems returns the problem that the node drops forwarded packets by default, if the mode doesn't accept
-// them itself.
-func (a *Agent) forwardProblems() []source.Problem {
-	if a.options.Firewall == nil || a.options.Mode.Accepts {
-		return nil
-	}
-	commands, err := a.options.Firewall.Dropping()
-	if err != nil || len(commands) == 0 {
-		return nil // what can't be read is no problem of the node's
-	}
-	return []source.Problem{{Object: source.Key{Kind: source.Node, Name: a.options.Resolve.Node},
-		Reason: "ForwardPolicyDrop",
-		Message: fmt.Sprintf("this node drops forwarded packets by default (%s): connections to Services time out unless a "+
-			"rule there accepts their packets; add such rules, set the policy to ACCEPT, or use mode iptables where the chain "+
-			"is iptables' FORWARD",
-			strings.Join(commands, ", "))}}
-}
-
-// keyOf returns the key of a Service, a pod or a policy; the zero key for other owners.
-func keyOf(o model.Owner) (k source.Key) {
-	switch o.Kind {
-	case model.KindService, model.KindPod, model.KindNetworkPolicy, model.KindClusterNetworkPolicy:
-		k = source.Key{Kind: source.Kind(o.Kind), Namespace: o.Namespace, Name: o.Name}
-	}
-	return k
-}
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-func sortedOwners[V any](m map[model.Owner]V) []model.Owner {
-	return slices.SortedFunc(maps.Keys(m), model.Owner.Compare)
-}
-
-// notifyAll logs what stands, but for what the kernel refuses. It costs next to nothing while that is what it was.
-func (a *Agent) notifyAll() {
-	resolved := [...][]source.Problem{a.resolver.Problems(), a.policies.Problems(), a.network.Problems()}
-	same := slices.Equal(a.problems, a.logged.sourced)
-	for i, now := range resolved {
-		was := a.logged.resolved[i]
-		same = same && len(now) == len(was) && (len(now) == 0 || &now[0] == &was[0])
-	}
-	if same {
+// setAddresses passes the addresses of the node's interfaces down the line.
+func (a *Agent) setAddresses(l []netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if slices.Equal(l, a.addresses) {
 		return
 	}
-	a.logged.sourced, a.logged.resolved = a.problems, resolved
-	a.notify(a.problems, resolved[0], resolved[1], resolved[2])
-}
-
-// notify logs each problem once while it lasts, and the end of those that can pass by themselves.
-func (a *Agent) notify(problems ...[]source.Problem) {
-	now := map[source.Problem]struct{}{}
-	for _, list := range problems {
-		for _, p := range list {
-			now[p] = struct{}{}
-			if _, known := a.logged.known[p]; known {
-				continue
-			}
-			level := slog.LevelWarn
-			if p.Reason == source.KindNotRead {
-				level = slog.LevelDebug // they are counted below
-			}
-			a.options.Log.Log(context.Background(), level, "problem", "problem", p.String())
-		}
-		if unread, _ := source.Unread(list); unread != "" && unread != a.logged.unread {
-			a.logged.unread = unread
-			a.options.Log.Info(unread + "; -v 4 lists them")
-		}
+	a.options.Log.Info("the node's addresses changed", "addresses", l)
+	if a.addresses = l; l == nil {
+		l = []netip.Addr{} // none any more, not as before
 	}
-	for p := range a.logged.known {
-		if _, stands := now[p]; !stands && !p.Since.IsZero() {
-			a.options.Log.Info("problem resolved", "problem", p.String(), "lasted",
-				time.Since(p.Since).Round(time.Millisecond))
-		}
-	}
-	a.logged.known = now
+	a.apply(subsystem.Update{Addresses: l, Node: true})
 }
 
 // logServing logs the end of a start: what serves, how many Services, and how long the start took.
 func (a *Agent) logServing(start time.Time, err error) {
-	facts := 0
-	for _, s := range a.services.Status() {
-		facts += s.Held
-	}
-	a.mu.Lock()
-	services := a.resolver.ServedCount()
-	a.mu.Unlock()
 	line := append([]any{"node", a.options.Resolve.Node, "mode", a.options.Mode.Name, "why", a.options.Why},
 		a.options.About...)
-	line = append(line, a.policies.about()...)
-	line = append(line, "services", services, "facts", facts, "took", time.Since(start).Round(time.Millisecond))
+	if p := a.options.Policies; p != nil {
+		line = append(line, "policies", p.Engine.Name, "policies_why", p.Why)
+	} else {
+		line = append(line, "policies", "off")
+	}
+	var state State
+	for _, s := range a.subsystems {
+		s.Status(&state)
+	}
+	line = append(append(line, state.About...), "took", time.Since(start).Round(time.Millisecond))
 	if err != nil {
 		line = append(line, "error", err)
 	}
 	a.options.Log.Info("serving", line...)
 }
 
-// arrive waits until the first batch is in the kernel, then says so, returns memory of the start to the system, and
+// firstSync waits until the first batch is in the kernel, then says so, returns memory of the start to the system, and
 // removes what is left of others.
-func (a *Agent) arrive(ctx context.Context, left mode.Remains) {
+func (a *Agent) firstSync(ctx context.Context, left mode.Leftovers) {
 	start := time.Now()
-	err := a.services.Sync(ctx)
-	if serving, why := a.services.Serving(); !serving && ctx.Err() == nil {
-		a.options.Log.Error("not serving: the kernel rejects what all Services need; retrying", "mode",
-			a.options.Mode.Name, "reason", why, "error", err)
-		a.services.WaitReady(ctx)
-		err = a.services.Sync(ctx)
+	var err error
+	for _, s := range a.subsystems {
+		if s.Readiness().Undecided { // that may last, and those before it serve
+			a.endPrevious()
+			left.Clean(ctx)
+		}
+		err = errors.Join(err, s.FirstSync(ctx))
 	}
-	err = errors.Join(err, a.arrivePolicies(ctx), a.network.arrive(ctx))
 	if ctx.Err() != nil {
 		return
 	}
+	left.Enforced = true
 	a.mu.Lock()
 	a.batches.synced = true
 	a.mu.Unlock()
-	rest() // from now on memory and peace count more than time
-	debug.FreeOSMemory()
+	memory.Rest() // from now on memory and peace count more than time
 	a.logServing(start, err)
-	a.endPredecessor()
+	a.endPrevious()
 	for _, p := range a.forwardProblems() {
 		a.options.Log.Warn("problem of the node", "problem", p.String())
 	}
@@ -519,39 +386,21 @@ func (a *Agent) arrive(ctx context.Context, left mode.Remains) {
 	left.Release(ctx)
 }
 
-// endPredecessor ends what served before through this process, and deletes the connection tracking entries that it
-// left.
-func (a *Agent) endPredecessor() {
-	if !a.options.Predecessor.holds() {
-		return
+// notReady returns why the node serves nothing yet, or no more, and whether pods that run may lack what they need by
+// that; "" where it serves. What the kernel rejects of single Services is no reason.
+func (a *Agent) notReady() (why string, limited bool) {
+	serving := true
+	for _, s := range a.subsystems {
+		r := s.Readiness()
+		if !r.Serving && r.Why != "" {
+			return r.Why, r.Limited
+		}
+		serving = serving && r.Serving
 	}
-	closePredecessor(a.options.Log, a.options.Predecessor)
-	a.mu.Lock()
-	entries := flows.EntriesOf(a.resolver.Services().Parts())
-	a.mu.Unlock()
-	if err := flows.CutUntranslated(entries); err != nil {
-		a.options.Log.Warn("connections of the mode before may keep their ports from being served for some seconds", "error",
-			err)
-	}
-}
-
-// notReady returns why the node serves nothing yet, or no more; "" where it serves. What the kernel refuses of single
-// Services is no reason.
-func (a *Agent) notReady() string {
-	serving, why := a.services.Serving()
-	enforced, whyNot := a.policies.Serving()
-	connected, whyApart := a.network.Serving()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch {
-	case !serving && why != "":
-		return "not serving: " + why
-	case !enforced && whyNot != "":
-		return "policies are not enforced: " + whyNot
-	case !connected && whyApart != "":
-		return "pods are not connected: " + whyApart
-	case !serving || !enforced || !connected || !a.batches.synced:
-		return "the first state of the source is not in the kernel yet"
+	if !serving || !a.batches.synced {
+		return "the first state of the source is not in the kernel yet", false
 	}
-	return ""
+	return "", false
 }

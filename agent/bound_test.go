@@ -8,8 +8,9 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/service"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/service"
+	plane "fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -27,7 +28,7 @@ func (*tight) Write(context.Context, []dataplane.Fact[tightKey, string], []datap
 }
 func (*tight) Clean(context.Context) error     { return nil }
 func (*tight) Close() error                    { return nil }
-func (*tight) Refused() service.Rejections     { return service.Rejections{Frontend: 3, Client: 2} }
+func (*tight) Refused() plane.Rejections       { return plane.Rejections{Frontend: 3, Client: 2} }
 func (p *tight) OnWarning(report func(string)) { p.report = report }
 
 // A plane's bound is logged with the plane's name, and what it refused is counted.
@@ -35,18 +36,17 @@ func TestBoundIsLoggedAndCounted(t *testing.T) {
 	var log bytes.Buffer
 	p := &tight{}
 	chosen := mode.Alone(model.Capabilities{Name: "tight"}, func() (*tight, error) { return p, nil })
-	services, err := OpenServices(chosen, slog.New(slog.NewTextHandler(&log, nil)))
+	planes, err := service.OpenPlanes(chosen, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer services.Close()
+	defer planes.Close()
 	p.report("frontend 10.96.0.1:80/TCP has its share")
 	if s := log.String(); !strings.Contains(s, "level=WARN") || !strings.Contains(s, "plane=tight") ||
 		!strings.Contains(s, "10.96.0.1:80/TCP") {
 		t.Errorf("the log says %q", s)
 	}
-	a := still(t, Options{})
-	a.services = services
+	a := stillWith(t, Options{}, planes)
 	is := values(t, a.registry)
 	if is["fairlead_userspace_refused_total frontend"] != 3 || is["fairlead_userspace_refused_total client"] != 2 {
 		t.Errorf("the metrics say %v", is)

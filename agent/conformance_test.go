@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/service"
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
@@ -23,11 +24,12 @@ import (
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/dataplane/service/userspace"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/sandbox/echo"
 )
 
 // faultyRunner is the service side as a conformance.Runner.
 type faultyRunner struct {
-	*Services
+	*service.Planes
 	mode    mode.Mode
 	parts   map[model.ServicePart]bool
 	repairs map[string]uint64 // that there must be, by plane, before the kernel is as told
@@ -48,8 +50,8 @@ func implementation(m mode.Mode) conformance.Implementation {
 		if testing.Verbose() && os.Getenv("FAIRLEAD_TEST_LOG") != "" {
 			log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		}
-		s, err := OpenServices(m, log)
-		return &faultyRunner{Services: s, mode: m, parts: map[model.ServicePart]bool{}}, err
+		s, err := service.OpenPlanes(m, log)
+		return &faultyRunner{Planes: s, mode: m, parts: map[model.ServicePart]bool{}}, err
 	}
 	return conformance.Implementation{Capabilities: m.Capabilities, Slow: slow, Start: start}
 }
@@ -67,8 +69,17 @@ var (
 	onSecond = []string{"ipvs", "nftables", "iptables-legacy", "iptables-nft", "ebpf"}
 )
 
-// here judges the modes whose turn it is in the kernel at hand.
+// here judges the modes of the kernel at hand, side by side where the processors are real.
 func here(t *testing.T, runCase func(t *testing.T, s conformance.Implementation)) {
+	each(t, !*second, runCase)
+}
+
+// inTurn is here with one mode after the other: beside others' traffic a datagram may be lost.
+func inTurn(t *testing.T, runCase func(t *testing.T, s conformance.Implementation)) {
+	each(t, false, runCase)
+}
+
+func each(t *testing.T, parallel bool, runCase func(t *testing.T, s conformance.Implementation)) {
 	names := onHost
 	if *second {
 		names = onSecond
@@ -78,8 +89,21 @@ func here(t *testing.T, runCase func(t *testing.T, s conformance.Implementation)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Run(name, func(t *testing.T) { runCase(t, implementation(m)) })
+		t.Run(name, func(t *testing.T) {
+			if parallel {
+				t.Parallel()
+			}
+			runCase(t, implementation(m))
+		})
 	}
+}
+
+// rawSCTP has SCTP spoken by raw sockets until t and its parallel subtests, which t.Setenv wouldn't let be, have ended.
+func rawSCTP(t *testing.T) {
+	if err := os.Setenv(echo.RawSCTP, "1"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Unsetenv(echo.RawSCTP) })
 }
 
 func TestEveryModeRunsConformance(t *testing.T) {
@@ -98,31 +122,32 @@ func (j *faultyRunner) Change(put, del []model.ServicePart) {
 	for _, p := range put {
 		j.parts[p] = true
 	}
-	j.Services.Change(put, del)
+	j.Planes.Change(put, del)
 }
 
 // InjectFault implements conformance.Disturber: as another program would, it removes what the parts need past the
 // loop's knowledge, and a chain's rules with the nft command.
 func (j *faultyRunner) InjectFault(ctx context.Context) error {
 	j.repairs = map[string]uint64{}
-	for i, l := range j.planes {
-		parts, _ := (&mode.Share{Serves: l.Serves}).Of(slices.Collect(maps.Keys(j.parts)), nil)
+	others, err := j.mode.Open(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, p := range others {
+			p.Close()
+		}
+	}()
+	for _, p := range others {
+		parts, _ := (&mode.Share{Serves: p.Serves}).Of(slices.Collect(maps.Keys(j.parts)), nil)
 		if len(parts) == 0 {
 			continue // nothing to harm
 		}
-		j.repairs[l.Name] = l.Status().Repairs + 1
-		others, err := j.mode.Open(slog.New(slog.DiscardHandler))
-		if err != nil {
+		j.repairs[p.Name] = j.Status()[p.Name].Repairs + 1
+		if err := harmAny(ctx, p.Impl, parts); err != nil {
 			return err
 		}
-		err = harmAny(ctx, others[i].Impl, parts)
-		for _, s := range others {
-			err = errors.Join(err, s.Close())
-		}
-		if err != nil {
-			return err
-		}
-		if l.Name == "nftables" {
+		if p.Name == "nftables" {
 			out, err := exec.Command("nft", "flush", "chain", "inet", nftables.Table, "enter4").CombinedOutput()
 			if err != nil {
 				return fmt.Errorf("nft flush chain: %w: %s", err, out)
@@ -195,7 +220,7 @@ func (j *faultyRunner) Sync(ctx context.Context) error {
 			}
 		}
 	}
-	return j.Services.Sync(ctx)
+	return j.Planes.Sync(ctx)
 }
 
 // Dump implements conformance.Dumper.

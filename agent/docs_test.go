@@ -3,10 +3,12 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "write generated documents instead of comparing them")
 
-// schedulerTable is docs/schedulers.md's table: what each mode does where a Service asks for a scheduler.
+// schedulerTable is docs/reference/schedulers.md's table: what each mode does where a Service asks for a scheduler.
 func schedulerTable() string {
 	var b strings.Builder
 	b.WriteString("| Service asks for | as IPVS calls it |")
@@ -47,7 +49,7 @@ func schedulerTable() string {
 }
 
 func TestSchedulersAreDocumented(t *testing.T) {
-	generated(t, "../docs/schedulers.md", "", schedulerTable())
+	generated(t, "../docs/reference/schedulers.md", "", schedulerTable())
 }
 
 // generated compares a document's part between the marks of a name with a text, or writes it.
@@ -109,20 +111,36 @@ var kubeProxyMetrics = []struct{ name, absent string }{
 
 const localhostListeners = "no listener serves node ports on loopback: rules do, for IPv4"
 
+// whole calls f with an agent of all subsystems.
+func whole(t *testing.T, f func(*Agent)) {
+	inNode(t, func(context.Context) error {
+		engine, err := mode.EngineOf("nftables")
+		if err != nil {
+			return err
+		}
+		folder := t.TempDir()
+		a := still(t, Options{Policies: &PolicyOptions{Engine: engine},
+			Network: &NetworkOptions{Boot: "x", Records: filepath.Join(folder, "records"),
+				Socket: filepath.Join(folder, "cni.sock")}})
+		if err = a.open(); err == nil {
+			f(a)
+		}
+		for _, s := range a.subsystems[1:] {
+			err = errors.Join(err, s.Close())
+		}
+		return err
+	})
+}
+
 // registered returns the names of all metrics that an agent can have.
 func registered(t *testing.T) map[string]bool {
 	names, descs := map[string]bool{}, make(chan *prometheus.Desc)
-	a := still(t, Options{})
-	a.say(t.Context(), webObjects()...)
-	a.progress.step(t.Context(), func(context.Context) bool { return true })
-	for name := range values(t, a.registry) {
-		name, _, _ = strings.Cut(name, " ")
-		names[name] = true
-	}
-	go func() { collector{a}.Describe(descs); close(descs) }()
-	for d := range descs {
-		names[strings.Split(d.String(), `"`)[1]] = true
-	}
+	whole(t, func(a *Agent) {
+		go func() { a.registry.Describe(descs); close(descs) }()
+		for d := range descs {
+			names[strings.Split(d.String(), `"`)[1]] = true
+		}
+	})
 	return names
 }
 
@@ -143,7 +161,7 @@ func TestAbsentMetricsAreDocumented(t *testing.T) {
 			t.Errorf("%s is none of kube-proxy's metrics", name)
 		}
 	}
-	generated(t, "../docs/kube-proxy.md", "absent", table)
+	generated(t, "../docs/reference/kube-proxy-metrics.md", "absent", table)
 }
 
 // descOf are the parts of a prometheus.Desc as it prints itself.
@@ -151,46 +169,71 @@ var descOf = regexp.MustCompile(`fqName: "([^"]*)", help: "((?:[^"\\]|\\.)*)", .
 
 // described returns rows of a table of all metrics that an agent can have: name, type where it is known, labels, help.
 func described(t *testing.T) (rows []string) {
-	a, seen := still(t, Options{}), map[string]string{}
-	a.say(t.Context(), webObjects()...)
-	a.progress.step(t.Context(), func(context.Context) bool { return true })
-	families, err := a.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	types := map[string]string{}
-	for _, f := range families {
-		types[f.GetName()] = strings.ToLower(f.GetType().String())
-	}
-	descs := make(chan *prometheus.Desc)
-	go func() { a.registry.Describe(descs); close(descs) }()
-	for d := range descs {
-		m := descOf.FindStringSubmatch(d.String())
-		if m == nil {
-			t.Fatalf("can't read %s", d)
-		}
-		kind := cmp.Or(types[m[1]], "gauge")
-		if strings.HasSuffix(m[1], "_total") && types[m[1]] == "" {
-			kind = "counter"
-		}
-		labels := ""
-		if m[3] != "" {
-			labels = "`" + strings.ReplaceAll(m[3], ",", "`, `") + "`"
-		}
-		help, err := strconv.Unquote(`"` + m[2] + `"`)
+	types, seen := map[string]string{}, map[string]string{}
+	whole(t, func(a *Agent) {
+		families, err := a.registry.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}
-		seen[m[1]] = fmt.Sprintf("| `%s` | %s | %s | %s |\n", m[1], kind, labels, help)
-	}
+		for _, f := range families {
+			types[f.GetName()] = strings.ToLower(f.GetType().String())
+		}
+		descs := make(chan *prometheus.Desc)
+		go func() { a.registry.Describe(descs); close(descs) }()
+		for d := range descs {
+			m := descOf.FindStringSubmatch(d.String())
+			if m == nil {
+				t.Fatalf("can't read %s", d)
+			}
+			seen[m[1]] = row(t, m, types[m[1]])
+		}
+	})
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
 		rows = append(rows, seen[name])
 	}
 	return rows
 }
 
+// row returns the row of the parts of a description, whose type is "" where it isn't known.
+func row(t *testing.T, m []string, known string) string {
+	kind := cmp.Or(known, "gauge")
+	if strings.HasSuffix(m[1], "_total") && known == "" {
+		kind = "counter"
+	}
+	labels := ""
+	if m[3] != "" {
+		labels = "`" + strings.ReplaceAll(m[3], ",", "`, `") + "`"
+	}
+	help, err := strconv.Unquote(`"` + m[2] + `"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("| `%s` | %s | %s | %s |\n", m[1], kind, labels, help)
+}
+
+// Each metric of the loops, and each of ours that an agent always has, is explained.
+func TestOwnMetricsAreExplained(t *testing.T) {
+	docs, err := os.ReadFile("../docs/reference/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	explained := func(name string) {
+		if !strings.Contains(string(docs), "`"+name+"`") {
+			t.Errorf("docs/reference/metrics.md lacks %s", name)
+		}
+	}
+	for name := range values(t, still(t, Options{}).registry) {
+		if name, _, _ = strings.Cut(name, " "); strings.HasPrefix(name, "fairlead_") {
+			explained(name)
+		}
+	}
+	for _, m := range loopMetrics {
+		explained(strings.Split(m.desc.String(), `"`)[1])
+	}
+}
+
 func TestMetricsAreDocumented(t *testing.T) {
-	generated(t, "../docs/metrics.md", "metrics",
+	generated(t, "../docs/reference/metrics.md", "metrics",
 		"| metric | type | labels | meaning |\n|---|---|---|---|\n"+strings.Join(described(t), ""))
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
+	"fairlead.dev/fairlead/agent/service"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
@@ -31,7 +32,7 @@ import (
 // source masqueraded, 30081 with it kept.
 type forwarding struct {
 	*testing.T
-	*Services
+	*service.Planes
 	node, pod, external *sandbox.Host
 }
 
@@ -83,7 +84,7 @@ func upForwarding(t *testing.T, chosen, setting, value string) *forwarding {
 			err = os.WriteFile("/proc/sys/"+setting, []byte(value), 0o644)
 		}
 		if err == nil {
-			f.Services, err = OpenServices(m, slog.New(slog.DiscardHandler))
+			f.Planes, err = service.OpenPlanes(m, slog.New(slog.DiscardHandler))
 		}
 		return err
 	}))
@@ -202,8 +203,7 @@ func TestIptablesForwards(t *testing.T) {
 		t.Run(variant, func(t *testing.T) {
 			t.Parallel()
 			f := upForwarding(t, "iptables-"+variant, "", "")
-			a := still(t, Options{})
-			a.services = f.Services
+			a := stillWith(t, Options{}, f.Planes)
 			counted := func(metric string, want float64) {
 				t.Helper()
 				if is, ok := values(t, a.registry)["kubeproxy_iptables_"+metric]; is != want || !ok {
@@ -284,8 +284,8 @@ func TestHealthCheckIsAccepted(t *testing.T) {
 	spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
 	spec.HealthCheckNodePort = 32100
 	inNode(t, func(ctx context.Context) error {
-		a, h := runAgent(t, ctx, m, objects...)
-		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {
+		a, _ := runAgent(t, ctx, m, objects...)
+		if _, err := until(ctx, a.handler(), "/readyz", http.StatusOK); err != nil {
 			return err
 		}
 		for _, command := range []string{"iptables-nft-save", "ip6tables-nft-save"} {
@@ -294,10 +294,7 @@ func TestHealthCheckIsAccepted(t *testing.T) {
 				t.Errorf("%s: %v:\n%s", command, err, rules)
 			}
 		}
-		a.mu.Lock()
-		services := a.resolver.Services()
-		a.mu.Unlock()
-		audit, err := mode.Check(ctx, m, services)
+		audit, err := mode.Check(ctx, m, decidedFor(m, objects))
 		if err == nil && len(audit.Put)+len(audit.Del) > 0 {
 			t.Errorf("missing %q, extra %q", audit.Put, audit.Del)
 		}
@@ -324,7 +321,7 @@ func TestForwardPolicyIsAProblem(t *testing.T) {
 				a := still(t, Options{})
 				a.options.Mode, a.options.Firewall = m, firewall
 				want := policy == "DROP" && !strings.HasPrefix(m.Name, "iptables")
-				for where, list := range map[string][]source.Problem{"/status": a.state().Problems, "Events": a.standing()} {
+				for where, list := range map[string][]source.Problem{"/status": a.state().Problems, "Events": a.activeProblems()} {
 					is := slices.ContainsFunc(list, func(p source.Problem) bool {
 						return p.Reason == "ForwardPolicyDrop" && p.Object.Kind == source.Node &&
 							strings.Contains(p.Message, "nft list chain ip filter FORWARD, ip6tables-legacy -S FORWARD")
@@ -345,8 +342,7 @@ func TestForwardPolicyIsAProblem(t *testing.T) {
 // In mode nftables, which drops no invalid packet, a metric tells that there are some.
 func TestInvalidPacketsAreCounted(t *testing.T) {
 	f := upForwarding(t, "nftables", "", "")
-	a := still(t, Options{})
-	a.services = f.Services
+	a := stillWith(t, Options{}, f.Planes)
 	if n, ok := values(t, a.registry)["fairlead_conntrack_invalid_packets_total"]; n != 0 || !ok {
 		t.Errorf("%v invalid packets, %t, before there are any", n, ok)
 	}

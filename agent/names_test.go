@@ -19,8 +19,11 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/network"
 	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/sandbox"
@@ -49,6 +52,12 @@ status: {phase: Running, podIPs: [{ip: 10.244.1.11}]}
 ---
 apiVersion: v1
 kind: Pod
+metadata: {name: flood, namespace: shop, labels: {app: client}}
+spec: {nodeName: a, containers: [{name: c}]}
+status: {phase: Running, podIPs: [{ip: 10.244.1.12}, {ip: "fd00:10:244:1::12"}]}
+---
+apiVersion: v1
+kind: Pod
 metadata: {name: dns, namespace: kube-system, labels: {app: dns}}
 spec: {nodeName: a, containers: [{name: c}]}
 status: {phase: Running, podIPs: [{ip: 10.244.1.53}, {ip: "fd00:10:244:1::53"}]}
@@ -57,7 +66,7 @@ apiVersion: v1
 kind: Pod
 metadata: {name: evil, namespace: shop, labels: {app: evil}}
 spec: {nodeName: a, containers: [{name: c}]}
-status: {phase: Running, podIPs: [{ip: 10.244.1.66}]}
+status: {phase: Running, podIPs: [{ip: 10.244.1.66}, {ip: "fd00:10:244:1::66"}]}
 ---
 apiVersion: v1
 kind: Service
@@ -71,7 +80,7 @@ addressType: IPv4
 ports: [{name: u, port: 5353, protocol: UDP}, {name: t, port: 5353}]
 endpoints: [{addresses: [10.244.1.53], nodeName: a, conditions: {ready: true}, targetRef: {kind: Pod, namespace: kube-system, name: dns}}]
 ---
-apiVersion: policy.networking.k8s.io/v1alpha2
+apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata: {name: egress}
 spec:
@@ -80,10 +89,11 @@ spec:
   subject: {pods: {podSelector: {matchLabels: {app: client}}}}
   egress:
   - {action: Accept, to: [{pods: {podSelector: {matchExpressions: [{key: app, operator: In, values: [dns, evil]}]}}}]}
+  - {action: Accept, to: [{networks: [192.168.77.1/32, 10.244.2.53/32]}]}
   - {action: Accept, to: [{domainNames: [example.com, "*.example.com", other.org]}]}
   - {action: Deny, to: [{networks: [0.0.0.0/0, "::/0"]}]}
 ---
-apiVersion: policy.networking.k8s.io/v1alpha2
+apiVersion: policy.networking.k8s.io/v1beta1
 kind: ClusterNetworkPolicy
 metadata: {name: mute}
 spec:
@@ -104,10 +114,16 @@ type namesBed struct {
 	engine  string
 	stop    func()
 
-	mu      sync.Mutex
+	resolvers []netip.AddrPort // beside the Service
+	folder    string           // of the CNI configuration, where the agent connects the pods; "": wires do
+
+	mu      sync.Mutex // for the rest, which the resolvers read
 	records map[string][]record
 	forged  string // an address that an answer with another ID has, which comes before each answer; "": none comes
 }
+
+// silent is a name that resolvers don't answer about.
+const silent = "silent.example.com"
 
 // record is what a resolver answers with.
 type record struct {
@@ -116,21 +132,33 @@ type record struct {
 }
 
 func newNamesBed(t *testing.T, services, engine string) *namesBed {
+	return newNamesBedOf(t, services, engine, namesWorld, "")
+}
+
+// newNamesBedOf returns one of a world, whose pods the agent connects, with its configuration in a folder, or wires.
+func newNamesBedOf(t *testing.T, services, engine, world, folder string) *namesBed {
 	file := filepath.Join(t.TempDir(), "world.yaml")
-	if err := os.WriteFile(file, []byte(namesWorld), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(world), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	objects, problems, err := manifest.Load(file)
 	if err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
-	b := &namesBed{T: t, objects: objects, mode: services, engine: engine, records: map[string][]record{}, stop: func() {}}
-	b.cluster, err = sandbox.Up(t.Context(), sandbox.Options{Objects: objects})
+	b := &namesBed{T: t, objects: objects, mode: services, engine: engine, folder: folder,
+		records: map[string][]record{}, stop: func() {}}
+	o := sandbox.Options{Objects: objects}
+	if folder != "" {
+		o.CNI = func(string) string { return folder }
+	}
+	b.cluster, err = sandbox.Up(t.Context(), o)
 	b.must(err)
 	t.Cleanup(func() {
 		b.stop()
 		node, err := b.cluster.Node("a")
-		b.must(errors.Join(err, node.Do(func() error { return mode.Clean(context.Background()) }), b.cluster.Down()))
+		b.must(errors.Join(err, node.Do(func() error {
+			return errors.Join(mode.Clean(context.Background()), mode.CleanNetwork(context.Background()))
+		}), b.cluster.Down()))
 	})
 	b.serve("kube-system", "dns", ":5353")
 	b.serve("shop", "evil", ":53")
@@ -181,12 +209,19 @@ func (b *namesBed) start() {
 	b.must(err)
 	c := policy.Config{Node: "a", Addresses: node.Addresses, ImpliedNamespaces: true, CutMark: 1 << 31}
 	o := Options{Mode: services, Source: sourceOf(b.objects), Log: slog.New(slog.DiscardHandler),
-		Resolve: resolve.Config{Node: "a", Addresses: node.Addresses},
-		Policies: &PolicyOptions{Engine: engine, Resolve: c, NameFloor: 4 * time.Second, NameHold: 10 * time.Second,
-			Resolvers: Resolvers{Services: []model.Owner{
-				{Kind: model.KindService, Namespace: "kube-system", Name: "kube-dns"}}}},
-		OnReady: func(context.Context) { close(ready) }}
-	go func() { ended <- node.Do(func() error { return Run(ctx, o) }) }()
+		Resolve:  resolve.Config{Node: "a", Addresses: node.Addresses},
+		Policies: &PolicyOptions{Engine: engine, Resolve: c, NameFloor: 4 * time.Second, NameHold: 10 * time.Second},
+		OnReady:  func(context.Context) { close(ready) }}
+	o.Policies.Resolvers.Addresses = b.resolvers
+	o.Policies.Resolvers.Services = []model.Owner{{Kind: model.KindService, Namespace: "kube-system", Name: "kube-dns"}}
+	go func() {
+		ended <- node.Do(func() error {
+			if b.folder == "" {
+				return Run(ctx, o)
+			}
+			return b.runNetwork(ctx, o)
+		})
+	}()
 	b.stop = func() {
 		stop()
 		b.must(<-ended)
@@ -197,6 +232,26 @@ func (b *namesBed) start() {
 	case err := <-ended:
 		b.Fatal(err)
 	}
+	if b.folder != "" {
+		b.must(b.cluster.Attach(ctx))
+	}
+}
+
+// runNetwork runs an agent that connects the pods too.
+func (b *namesBed) runNetwork(ctx context.Context, o Options) error {
+	interfaces, err := link.OpenInterfaces()
+	if err != nil {
+		return err
+	}
+	defer interfaces.Close()
+	socket, records := filepath.Join(b.folder, "cni.sock"), filepath.Join(b.folder, "records")
+	o.Mode = o.Mode.With(mode.Options{Policies: true, PodNetwork: true})
+	o.Network = &NetworkOptions{Resolve: network.Config{Node: "a"}, Socket: socket, Records: records, Boot: "x",
+		Follow: func(ctx context.Context, notify func([]network.Device, bool)) error {
+			return followInterfaces(ctx, interfaces, notify)
+		},
+		OnReady: func() error { return attach.WriteConfig(b.folder, socket, records) }}
+	return Run(ctx, o)
 }
 
 // serve answers queries at a port of a pod, over UDP and TCP.
@@ -204,6 +259,12 @@ func (b *namesBed) serve(namespace, name, address string) {
 	b.Helper()
 	pod, err := b.cluster.Pod(namespace, name)
 	b.must(err)
+	b.serveOn(pod, address)
+}
+
+// serveOn answers queries at an address of a host, over UDP and TCP.
+func (b *namesBed) serveOn(pod *sandbox.Host, address string) {
+	b.Helper()
 	var u net.PacketConn
 	var l net.Listener
 	b.must(pod.Do(func() (err error) {
@@ -255,6 +316,9 @@ func (b *namesBed) answers(query []byte) (l [][]byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	name := strings.TrimSuffix(q.Name.String(), ".")
+	if name == silent {
+		return nil
+	}
 	if b.forged != "" {
 		l = append(l, b.answer(h.ID+1, q, []record{{b.forged, 3600}}))
 	}
@@ -290,6 +354,13 @@ func (b *namesBed) set(name string, records ...record) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.records[name] = records
+}
+
+// forge has a forged answer with this address come before each answer from now on; "" ends that.
+func (b *namesBed) forge(address string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.forged = address
 }
 
 // Bounds of what may take its time on a busy machine: of an answer, and of a first packet, short of the second that the
@@ -454,9 +525,9 @@ func testDomainNames(b *namesBed) {
 	b.set("example.net", record{"198.51.100.1", 3600})
 	b.lookup("example.net")
 	b.passes("198.51.100.1:80", false) // no rule names it
-	b.forged = "198.51.100.1"
+	b.forge("198.51.100.1")
 	b.lookup("example.com")
-	b.forged = ""
+	b.forge("")
 	b.passes("198.51.100.1:80", false) // no query waited for it
 
 	if b.queryWithin(packetWithin, "mute", "udp", "10.96.0.10:53", "example.com", dnsmessage.TypeA) {

@@ -114,15 +114,20 @@ func servedByIPVLAN(t *testing.T) {
 
 // startAgent runs a whole agent in a node's network namespace until the test ends, and returns its plugin's socket.
 func startAgent(t *testing.T, ns *netns.Namespace, by string, c network.Config, objects sourceOf) (socket string) {
+	return startAgentWith(t, ns, by, objects, NetworkOptions{Resolve: c})
+}
+
+// startAgentWith is startAgent with options of the pod network.
+func startAgentWith(t *testing.T, ns *netns.Namespace, by string, objects sourceOf, n NetworkOptions) (socket string) {
 	folder := t.TempDir()
 	socket = filepath.Join(folder, "cni.sock")
+	n.Socket, n.Boot, n.Records = socket, "x", filepath.Join(folder, "records")
 	chosen, err := mode.Of(by)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{Mode: chosen, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Resolve: resolve.Config{Node: c.Node},
-		Source: objects, Network: &NetworkOptions{Resolve: c, Socket: socket, Boot: "x",
-			Records: filepath.Join(folder, "records")}}
+	o := Options{Mode: chosen, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Source: objects, Network: &n,
+		Resolve: resolve.Config{Node: n.Resolve.Node}}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
@@ -141,7 +146,7 @@ func startAgent(t *testing.T, ns *netns.Namespace, by string, c network.Config, 
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
-			t.Errorf("agent of node %s: %v", c.Node, err)
+			t.Errorf("agent of node %s: %v", n.Resolve.Node, err)
 		}
 	})
 	return socket

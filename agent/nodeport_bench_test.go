@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/service"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
@@ -90,9 +91,9 @@ func served30080(b testing.TB, chosen string) *sandbox.Cluster {
 	if err != nil {
 		b.Fatal(err)
 	}
-	var s *Services
+	var s *service.Planes
 	if err := host.Do(func() (err error) {
-		s, err = OpenServices(m, slog.New(slog.DiscardHandler))
+		s, err = service.OpenPlanes(m, slog.New(slog.DiscardHandler))
 		return err
 	}); err != nil {
 		b.Fatal(err)

@@ -5,47 +5,90 @@ import (
 	"log/slog"
 	"net/netip"
 	"runtime"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/attach"
+	"fairlead.dev/fairlead/agent/subsystem"
+	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/reconcile"
-	"fairlead.dev/fairlead/resolve/policy"
-	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 )
 
-// heldRunner is a loop that is held back: an owner's parts are in the kernel once the test lets go.
-type heldRunner[T any] struct {
-	reconcile.Runner[T]
+// heldSubsystem is a subsystem that is held back: a pod is known, and its parts are in the kernel, once the test lets
+// go.
+type heldSubsystem struct {
+	subsystem.Subsystem
+	known   atomic.Bool
 	awaited chan model.Owner
 	letGo   chan error
 }
 
-func hold[T any]() *heldRunner[T] {
-	return &heldRunner[T]{awaited: make(chan model.Owner), letGo: make(chan error)}
+func hold() *heldSubsystem {
+	return &heldSubsystem{awaited: make(chan model.Owner), letGo: make(chan error)}
 }
 
-func (r *heldRunner[T]) SyncOwner(_ context.Context, o model.Owner) error {
-	r.awaited <- o
-	return <-r.letGo
+func (s *heldSubsystem) Decide(subsystem.Update, *model.Delta) bool { return s.known.Load() }
+
+func (s *heldSubsystem) SyncOwner(_ context.Context, o model.Owner) error {
+	s.awaited <- o
+	return <-s.letGo
 }
 
-func (r *heldRunner[T]) Status() reconcile.Status { return reconcile.Status{FirstSync: time.Now()} }
+func agentOf(l ...subsystem.Subsystem) *Agent {
+	return &Agent{options: Options{Log: slog.New(slog.DiscardHandler)}, subsystems: l}
+}
+
+// ready is a subsystem that is as ready.
+type ready struct {
+	subsystem.Subsystem
+	is subsystem.Readiness
+}
+
+func (r ready) Readiness() subsystem.Readiness { return r.is }
+
+// TestStatusCodes has STATUS say whether what isn't ready may cut off pods that run.
+func TestStatusCodes(t *testing.T) {
+	serves := ready{is: subsystem.Readiness{Serving: true, Limited: true}}
+	for name, c := range map[string]struct {
+		second subsystem.Readiness
+		code   uint
+	}{
+		"limited":       {subsystem.Readiness{Why: "refused", Limited: true}, cni.CodeLimited},
+		"not limited":   {subsystem.Readiness{Why: "refused"}, cni.CodeUnavailable},
+		"not tried yet": {subsystem.Readiness{Limited: true}, cni.CodeUnavailable},
+		"a fresh start": {serves.is, cni.CodeUnavailable},
+	} {
+		if err := attach.NotReady(agentOf(serves, ready{is: c.second}).notReady()); cni.ErrorOf(err).Code != c.code {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestWaitForPodThatEnds has an ADD end while it waits for its Pod.
+func TestWaitForPodThatEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := agentOf(hold())
+		ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+		defer stop()
+		err := attachedPods{a}.Attach(ctx, &model.Attachment{Pod: "shop/web"}, true)
+		if err == nil || !strings.Contains(err.Error(), "waited 3s for pod shop/web") {
+			t.Error(err)
+		}
+	})
+}
 
 // TestPodWaitsForWhatItNeeds has a pod attached before its Pod is known: it waits for that, for its policies and for
 // its host ports.
 func TestPodWaitsForWhatItNeeds(t *testing.T) {
-	policies, services := hold[model.PolicyPart](), hold[model.ServicePart]()
-	a := &Agent{services: &Services{planes: []*mode.Plane{{Runner: services}}},
-		options:  Options{Log: slog.New(slog.DiscardHandler)},
-		resolver: resolve.New(resolve.Config{Node: "a", Objects: resolve.Objects{HostPorts: true}}),
-		subsystems: subsystems{policies: &Policies{plane: &mode.PolicyPlane{Runner: policies},
-			resolver: policy.New(policy.Config{Node: "a"})}}}
+	services, policies := hold(), hold()
+	a := agentOf(services, policies)
 	attached := make(chan error, 1)
 	go func() {
 		attached <- attachedPods{a}.Attach(t.Context(), &model.Attachment{Pod: "shop/web",
@@ -72,10 +115,11 @@ func TestPodWaitsForWhatItNeeds(t *testing.T) {
 		default:
 		}
 	}
+	services.known.Store(true)
+	policies.known.Store(true)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.PodSpec{NodeName: "a"}}
 	changes := []source.Change{{Key: source.KeyOf(pod), Object: pod}}
 	a.mu.Lock()
-	a.policies.resolver.Apply(changes)
 	attachedPods{a}.seen(changes)
 	a.mu.Unlock()
 	waits("policies", policies.awaited)

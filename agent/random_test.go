@@ -4,14 +4,13 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/conformance"
-	"fairlead.dev/fairlead/sandbox/echo"
 )
 
 // TestRandomClusters has SCTP spoken by raw sockets everywhere: worlds move addresses about, which real associations of
 // many addresses follow in ways of their own.
 func TestRandomClusters(t *testing.T) {
-	t.Setenv(echo.RawSCTP, "1")
-	here(t, func(t *testing.T, s conformance.Implementation) { conformance.Random(t, s, *clusters) })
+	rawSCTP(t)
+	inTurn(t, func(t *testing.T, s conformance.Implementation) { conformance.Random(t, s, *clusters) })
 }
 
 func TestChangeUnderTraffic(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/service"
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
@@ -141,9 +142,9 @@ func servedReplyPort(t *testing.T, chosen string) *sandbox.Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s *Services
+	var s *service.Planes
 	if err := host.Do(func() (err error) {
-		s, err = OpenServices(m, slog.New(slog.DiscardHandler))
+		s, err = service.OpenPlanes(m, slog.New(slog.DiscardHandler))
 		return err
 	}); err != nil {
 		t.Fatal(err)

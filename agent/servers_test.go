@@ -17,36 +17,32 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/mode"
-	"fairlead.dev/fairlead/dataplane/health"
+	"fairlead.dev/fairlead/agent/service"
 	"fairlead.dev/fairlead/dataplane/httpserver"
-	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/reconcile"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
 )
 
-// still is an agent whose loops don't run: what it is told stays on its way.
+// still is an agent without planes, and with loops that don't run: what it is told stays on its way.
 func still(t *testing.T, o Options) *Agent {
 	t.Helper()
-	chosen, err := mode.Of("")
-	if err != nil {
-		t.Fatal(err)
+	return stillWith(t, o, &service.Planes{})
+}
+
+// stillWith is still with planes.
+func stillWith(t *testing.T, o Options, planes *service.Planes) *Agent {
+	t.Helper()
+	if o.Mode.Name == "" {
+		var err error
+		if o.Mode, err = mode.Of(""); err != nil {
+			t.Fatal(err)
+		}
 	}
-	o.Mode, o.Log, o.Resolve = chosen, slog.New(slog.DiscardHandler), resolve.Config{Node: "a"}
-	checks := health.New(nil, nil)
-	t.Cleanup(checks.Close)
-	a := &Agent{options: o, services: &Services{}, registry: prometheus.NewRegistry(), resolver: resolve.New(o.Resolve),
-		logged: logged{known: map[source.Problem]struct{}{}}, counted: counted{names: servicesOf{}},
-		batches: batches{count: 1},
-		health:  reconcile.New(checks, reconcile.Options[*model.HealthCheck]{})}
-	a.metrics = newProxyMetrics(a.registry)
-	a.progress = newProgress(a.metrics, o.Servers.Late)
-	a.registry.MustRegister(collector{a})
+	o.Log, o.Resolve = slog.New(slog.DiscardHandler), resolve.Config{Node: "a"}
+	a := newAgent(o, planes)
+	a.batches.count = 1
 	return a
 }
 
@@ -65,81 +61,7 @@ func get(h http.Handler, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// webObjects are a Service with endpoints elsewhere, and a traffic policy that wants them here.
-func webObjects() []source.Object {
-	local, port, tcp, name, remote := corev1.ServiceInternalTrafficPolicyLocal, int32(80), corev1.ProtocolTCP, "", "b"
-	return []source.Object{
-		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
-			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
-				InternalTrafficPolicy: &local, Type: corev1.ServiceTypeClusterIP,
-				Ports: []corev1.ServicePort{{Port: 80, Protocol: tcp}}}},
-		&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1",
-			Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
-			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Second).Format(
-				time.RFC3339Nano)}},
-			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &tcp}},
-			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, NodeName: &remote}}},
-	}
-}
-
-func TestHealth(t *testing.T) {
-	a := still(t, Options{Servers: Servers{Late: time.Minute}})
-	h := a.healthHandler()
-	expect := func(when string, healthz, livez int) {
-		t.Helper()
-		for path, want := range map[string]int{"/healthz": healthz, "/livez": livez} {
-			code, body := get(h, path)
-			var keys map[string]any
-			if err := json.Unmarshal([]byte(body), &keys); err != nil || code != want {
-				t.Errorf("%s: %s is %d, want %d: %s %v", when, path, code, want, body, err)
-			}
-			_, eligible := keys["nodeEligible"]
-			for _, k := range []string{"lastUpdated", "currentTime", "healthy"} {
-				if _, ok := keys[k]; !ok || eligible != (path == "/healthz") {
-					t.Errorf("%s: %s lacks %s, or has too much: %s", when, path, k, body)
-				}
-			}
-		}
-	}
-	expect("without a Node", 503, 200)
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
-	a.say(t.Context(), node)
-	expect("with a Node", 200, 200)
-	a.say(t.Context(), webObjects()...)
-	a.progress.step(t.Context(), func(context.Context) bool { return true })
-	expect("in the kernel", 200, 200)
-	if _, body := get(h, "/healthz"); !strings.Contains(body, `"IPv4":{"lastUpdated":`) ||
-		!strings.Contains(body, `"IPv6":`) {
-		t.Errorf("it says nothing of the families: %s", body)
-	}
-	tainted := node.DeepCopy()
-	tainted.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
-	a.say(t.Context(), tainted)
-	expect("tainted", 503, 200)
-	deleting := node.DeepCopy()
-	deleting.DeletionTimestamp = &metav1.Time{Time: time.Now()}
-	a.say(t.Context(), deleting)
-	expect("being deleted", 503, 200)
-	a.consume(t.Context(), source.Batch{Changes: []source.Change{{Key: source.KeyOf(node)}}})
-	expect("deleted", 503, 200)
-	a.say(t.Context(), node)
-	expect("there again", 200, 200)
-	a.say(t.Context(), webObjects()...)
-	if a.progress.step(t.Context(), func(context.Context) bool { return false }) {
-		t.Error("a kernel that takes nothing counts as synced")
-	}
-	expect("a change on its way", 200, 200)
-	a.progress.oldest = a.progress.oldest.Add(-time.Hour)
-	expect("a change on its way for too long", 503, 503)
-	if _, healthy := a.progress.health(time.Now()); healthy {
-		t.Error("healthCheckNodePort servers would say that all is well")
-	}
-	a.progress.step(t.Context(), func(context.Context) bool { return true })
-	expect("in the kernel at last", 200, 200)
-}
-
-// metrics returns the values of all metrics by name and labels; of histograms their counts and sums.
+// values returns the values of all metrics by name and labels; of histograms their counts and sums.
 func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
@@ -164,62 +86,6 @@ func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
 		}
 	}
 	return m
-}
-
-func TestMetrics(t *testing.T) {
-	a := still(t, Options{})
-	a.say(t.Context(), webObjects()...)
-	is := values(t, a.registry)
-	for name, want := range map[string]float64{
-		"kubeproxy_sync_proxy_rules_service_changes_total": 1, "kubeproxy_sync_proxy_rules_service_changes_pending": 1,
-		"kubeproxy_sync_proxy_rules_endpoint_changes_total": 1, "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 1,
-		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 internal": 1,
-		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 external": 0,
-		"kubeproxy_proxy_healthz_total 503":                                 0, "fairlead_mode nftables": 1,
-	} {
-		if got, ok := is[name]; !ok || got != want {
-			t.Errorf("%s is %v (%t), want %v", name, got, ok, want)
-		}
-	}
-	a.progress.step(t.Context(), func(context.Context) bool { return true })
-	here := "a"
-	moved := webObjects()
-	moved[1].(*discoveryv1.EndpointSlice).Endpoints[0].NodeName = &here
-	a.say(t.Context(), moved...)
-	a.progress.step(t.Context(), func(context.Context) bool { return true })
-	get(a.healthHandler(), "/livez")
-	is = values(t, a.registry)
-	for name, want := range map[string]float64{
-		"kubeproxy_sync_proxy_rules_service_changes_total": 2, "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 0,
-		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 internal": 0, "kubeproxy_proxy_livez_total 200": 1,
-		"kubeproxy_sync_proxy_rules_duration_seconds IPv4": 2, "kubeproxy_sync_proxy_rules_duration_seconds IPv6": 2,
-		"kubeproxy_sync_full_proxy_rules_duration_seconds IPv4":    1,
-		"kubeproxy_sync_partial_proxy_rules_duration_seconds IPv4": 1,
-		"kubeproxy_network_programming_duration_seconds IPv4":      2,
-	} {
-		if got, ok := is[name]; !ok || got != want {
-			t.Errorf("later %s is %v (%t), want %v", name, got, ok, want)
-		}
-	}
-	if sum := is["kubeproxy_network_programming_duration_seconds IPv4 sum"]; sum < 0 {
-		t.Errorf("the cluster's clock is ahead, and a counter falls: %v", sum) // as webObjects have it
-	}
-	docs, err := os.ReadFile("../docs/kube-proxy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range is {
-		if name, _, _ = strings.Cut(name, " "); strings.HasPrefix(name, "fairlead_") &&
-			!strings.Contains(string(docs), "`"+name+"`") {
-			t.Errorf("docs/kube-proxy.md lacks %s", name)
-		}
-	}
-	for _, m := range loopMetrics {
-		name := strings.Split(m.desc.String(), `"`)[1]
-		if !strings.Contains(string(docs), "`"+name+"`") {
-			t.Errorf("docs/kube-proxy.md lacks %s", name)
-		}
-	}
 }
 
 func TestPages(t *testing.T) {
@@ -347,6 +213,24 @@ func TestUnreadDocumentsAreCounted(t *testing.T) {
 	}
 }
 
+// Policies of kinds that are not evaluated are named in one line, once.
+func TestOtherPoliciesAreNamedOnce(t *testing.T) {
+	a := still(t, Options{})
+	var log strings.Builder
+	a.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	admin, _ := source.OtherPolicyKind("policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy")
+	calicos, _ := source.OtherPolicyKind("crd.projectcalico.org/v1", "NetworkPolicy")
+	problems := []source.Problem{admin.Problem(source.Key{Name: "a"}), admin.Problem(source.Key{Name: "b"}),
+		calicos.Problem(source.Key{Namespace: "shop", Name: "a"})}
+	a.notify(problems)
+	a.notify(append(problems, source.Problem{Reason: "Syntax", Message: "odd"}))
+	const want = "level=WARN msg=\"3 policies of kinds that Fairlead doesn't evaluate: 2 AdminNetworkPolicy, " +
+		"1 NetworkPolicy.crd.projectcalico.org; fairlead policy convert"
+	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, want) {
+		t.Errorf("the log is\n%s", got)
+	}
+}
+
 // The status page has all its keys from the first, and no null but for the fast path, which only mode ebpf has, and
 // policies, which are off.
 func TestStatusHasAllKeys(t *testing.T) {
@@ -376,20 +260,20 @@ func TestStatusHasAllKeys(t *testing.T) {
 
 // A configuration that is not in force is a problem of the Node, for the status page and Events, until one is.
 func TestRejectedConfigurationIsAProblem(t *testing.T) {
-	var r Refusal
-	a := still(t, Options{Refusal: &r})
+	var r RejectedConfig
+	a := still(t, Options{Rejected: &r})
 	notified := 0
 	r.follow(func() { notified++ })
 	r.Set(errors.New("no such mode"))
 	want := source.Key{Kind: source.Node, Name: "a"}
-	for what, problems := range map[string][]source.Problem{"standing": a.standing(), "status": a.state().Problems} {
+	for what, problems := range map[string][]source.Problem{"active": a.activeProblems(), "status": a.state().Problems} {
 		if len(problems) != 1 || problems[0].Object != want || problems[0].Reason != "ConfigurationRefused" ||
 			!strings.Contains(problems[0].Message, "no such mode") {
 			t.Errorf("%s: %v", what, problems)
 		}
 	}
 	r.Set(nil)
-	if p := a.standing(); len(p) > 0 || notified != 2 {
+	if p := a.activeProblems(); len(p) > 0 || notified != 2 {
 		t.Errorf("%v stands; %d reports", p, notified)
 	}
 }

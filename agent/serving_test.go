@@ -18,17 +18,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/service"
+	bpf "fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/dataplane/service/iptables"
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/dataplane/service/userspace"
-	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
+	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/source"
 )
@@ -167,7 +169,7 @@ func TestRefusedServicesDoNotBlockOthers(t *testing.T) {
 	} {
 		t.Run(m.Name, func(t *testing.T) {
 			inNode(t, func(ctx context.Context) error {
-				s, err := OpenServices(m, slog.New(slog.DiscardHandler))
+				s, err := service.OpenPlanes(m, slog.New(slog.DiscardHandler))
 				if err != nil {
 					return err
 				}
@@ -217,24 +219,36 @@ func webAt(namespace, name, clusterIP string, ports int, externalIPs ...string) 
 	return []source.Object{svc, slice}
 }
 
-// runAgent has an agent of a mode serve objects in the calling thread's network namespace, from a cold start.
-func runAgent(t *testing.T, ctx context.Context, m mode.Mode, objects ...source.Object) (*Agent, http.Handler) {
-	services, err := OpenServices(m, slog.New(slog.DiscardHandler))
+// runAgent has an agent of a mode serve objects in the calling thread's network namespace, from a cold start. It
+// returns the planes too.
+func runAgent(t *testing.T, ctx context.Context, m mode.Mode, objects ...source.Object) (*Agent, *service.Planes) {
+	planes, err := service.OpenPlanes(m, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(ctx)
-	a := still(t, Options{})
-	a.options.Mode, a.services, a.batches.count = m, services, 0
+	a := stillWith(t, Options{Mode: m}, planes)
+	a.batches.count = 0
 	t.Cleanup(func() {
 		stop()
 		a.ended.Wait()
-		if err := services.Close(); err != nil {
+		if err := planes.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	a.say(ctx, objects...)
-	return a, a.handler()
+	return a, planes
+}
+
+// decidedFor returns what objects come to in a mode on the node of runAgent.
+func decidedFor(m mode.Mode, objects []source.Object) *model.Snapshot {
+	r := resolve.New(m.Resolve(resolve.Config{Node: "a"}))
+	var changes []source.Change
+	for _, o := range objects {
+		changes = append(changes, source.Change{Key: source.KeyOf(o), Object: o})
+	}
+	r.Apply(changes)
+	return r.Services()
 }
 
 // until queries a page until it answers with a code.
@@ -250,7 +264,7 @@ func until(ctx context.Context, h http.Handler, page string, want int) (body str
 }
 
 // At a cold start in mode ebpf, Services that don't fit into the kernel's maps keep no other from being served, and the
-// node from nothing: it is ready, and their refusal is told, ten ports of each Service and the number of the others.
+// node from nothing: it is ready, and their rejection is told, ten ports of each Service and the number of the others.
 func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 	open := func() (*ebpf.Plane, error) { // without Capabilities.Frontends and Slots, or resolve would refuse them first
 		return ebpf.Open(ebpf.Options{Sizes: bpf.Sizes{Frontends: 2048, Pools: 4096, Slots: 8192}})
@@ -266,7 +280,8 @@ func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 	mag[0].(*corev1.Service).Annotations = map[string]string{"fairlead.dev/scheduler": "maglev"}
 	objects = append(objects, mag...)
 	inNode(t, func(ctx context.Context) error {
-		a, h := runAgent(t, ctx, m, objects...)
+		a, _ := runAgent(t, ctx, m, objects...)
+		h := a.handler()
 		if _, err := until(ctx, h, "/readyz", http.StatusOK); err != nil {
 			return err
 		}
@@ -274,7 +289,7 @@ func TestReadyWithServicesThatDoNotFit(t *testing.T) {
 			t.Error(err)
 		}
 		notified := map[string]int{}
-		for _, p := range a.standing() {
+		for _, p := range a.activeProblems() {
 			if p.Reason == "Refused" {
 				notified[p.Object.Namespace+"/"+p.Object.Name]++
 			}
@@ -303,26 +318,28 @@ func TestNotReadyWithoutHooks(t *testing.T) {
 	}
 	m := mode.WithFallback(ebpf.Capabilities(), open, nftables.Capabilities, nftables.New, ebpf.Leaves)
 	inNode(t, func(ctx context.Context) error {
-		a, h := runAgent(t, ctx, m, webAt("shop", "web", "10.96.0.1", 1)...)
-		_ = a.services.syncPlanes(ctx)
+		objects := webAt("shop", "web", "10.96.0.1", 1)
+		a, planes := runAgent(t, ctx, m, objects...)
+		h := a.handler()
+		if err := planes.Sync(ctx); err == nil {
+			t.Error("hooks that are rejected count as attached")
+		}
 		if code, body := get(h, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "hooks") {
 			t.Errorf("/readyz: %d %s", code, body)
 		}
-		if code, _ := get(a.healthHandler(), "/healthz"); code != http.StatusServiceUnavailable {
+		if code, _ := get(a.health, "/healthz"); code != http.StatusServiceUnavailable {
 			t.Errorf("/healthz: %d", code)
 		}
 		found := false
-		for _, p := range a.standing() {
+		for _, p := range a.activeProblems() {
 			found = found || p.Object.Kind == source.Node && p.Object.Name == "a" &&
 				strings.Contains(p.Message, "hooks")
 		}
 		if !found {
-			t.Errorf("no problem of the Node: %v", a.standing())
+			t.Errorf("no problem of the Node: %v", a.activeProblems())
 		}
 		attached := func() int {
-			a.mu.Lock()
-			services := a.resolver.Services()
-			a.mu.Unlock()
+			services := decidedFor(m, objects)
 			audit, err := mode.Check(ctx, m, services)
 			if err != nil {
 				t.Fatal(err)

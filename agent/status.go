@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/pprof"
 	"strings"
@@ -12,82 +13,46 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"fairlead.dev/fairlead/agent/escape"
-	"fairlead.dev/fairlead/dataplane/service"
-	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/agent/subsystem"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
 
-// State is what the status page tells. Each key is always there; fastPath and policies alone may be null.
-type State struct {
-	Node     string                      `json:"node"`
-	Leaving  string                      `json:"leaving"` // why load balancers should send nothing new here
-	Mode     string                      `json:"mode"`
-	Why      string                      `json:"why"` // that mode
-	Ready    bool                        `json:"ready"`
-	Batches  int                         `json:"batches"`  // of changes, from the source
-	Loops    map[string]reconcile.Status `json:"loops"`    // by data plane
-	FastPath *service.FastPath           `json:"fastPath"` // of packets for pods; null but in mode ebpf
-	Policies *PolicyState                `json:"policies"` // null where they are off
-	Problems []source.Problem            `json:"problems"`
-}
+// State is the status page.
+type State = subsystem.State
 
-// state gathers what the status page tells.
+// state gathers what the status page shows.
 func (a *Agent) state() State {
-	ready := a.notReady() == ""
-	a.mu.Lock()
-	s := State{Node: a.options.Resolve.Node, Leaving: a.resolver.Leaving(), Mode: a.options.Mode.Name,
-		Why: a.options.Why, Ready: ready, Batches: a.batches.count,
-		Policies: a.policies.state(), Problems: a.inputProblems()}
-	a.mu.Unlock()
-	s.Problems = append(s.Problems, a.options.Refusal.problems(s.Node)...)
-	s.Problems = append(s.Problems, a.forwardProblems()...)
+	notReady, _ := a.notReady()
+	s := State{Node: a.options.Resolve.Node, Mode: a.options.Mode.Name, Why: a.options.Why, Ready: notReady == "",
+		Loops: map[string]reconcile.Status{}, Problems: a.shownProblems()}
 	if s.Problems == nil {
 		s.Problems = []source.Problem{}
 	}
-	s.Loops = a.loops()
-	if path, err := a.services.FastPath(); err == nil { // else /metrics has the error
-		s.FastPath = path
+	a.mu.Lock()
+	s.Batches = a.batches.count
+	a.mu.Unlock()
+	for _, x := range a.subsystems {
+		x.Status(&s)
 	}
-	for plane, l := range s.Loops {
+	for plane, l := range a.loops() {
 		few, others := fewPerService(l.Failing)
 		for service, n := range others {
 			few[fmt.Sprintf("%s: %d more", service, n)] = reconcile.Failing{Error: "refused"}
 		}
 		l.Failing = few
-		s.Loops[plane] = l
+		s.Loops[plane] = l.Status
 	}
 	return s
 }
 
-// healthPlane is the data plane of healthCheckNodePort.
-const healthPlane = "health"
-
 // loops returns the loops' states by data plane.
-func (a *Agent) loops() map[string]reconcile.Status {
-	m := a.services.Status()
-	m[healthPlane] = a.health.Status()
-	a.policies.status(m)
-	a.network.status(m)
-	return m
-}
-
-// mostPerService is how many refused owners of one Service are named.
-const mostPerService = 10
-
-// fewPerService returns of the labels that fail the first of each owner, and how many others each owner has.
-func fewPerService(all map[string]reconcile.Failing) (few map[string]reconcile.Failing, others map[model.Owner]int) {
-	few, others = map[string]reconcile.Failing{}, map[model.Owner]int{}
-	seen := map[model.Owner]int{}
-	for _, label := range sortedKeys(all) {
-		service := all[label].Owner
-		if seen[service]++; seen[service] <= mostPerService {
-			few[label] = all[label]
-		} else {
-			others[service]++
-		}
+func (a *Agent) loops() map[string]subsystem.Loop {
+	m := map[string]subsystem.Loop{}
+	for _, s := range a.subsystems {
+		maps.Copy(m, s.Loops())
 	}
-	return few, others
+	return m
 }
 
 // pages is a mux that knows what it serves.
@@ -132,7 +97,7 @@ func (a *Agent) handler() http.Handler {
 	p.text("/healthz", func(w io.Writer) { checks.observe("ping", "healthz", true); io.WriteString(w, "ok") })
 	p.text("/livez", func(w io.Writer) { checks.observe("ping", "livez", true); io.WriteString(w, "ok\n") })
 	p.add("/readyz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		why := a.notReady()
+		why, _ := a.notReady()
 		if checks.observe("serving", "readyz", why == ""); why != "" {
 			http.Error(w, why, http.StatusServiceUnavailable)
 			return

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/service"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -22,7 +23,7 @@ func TestEBPFTracksNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	inNode(t, func(ctx context.Context) error {
-		s, err := OpenServices(m, slog.New(slog.DiscardHandler))
+		s, err := service.OpenPlanes(m, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}

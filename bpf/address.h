@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Addresses of both families in 16 bytes, and what every program uses. */
+/*
+ * Addresses of both families in 16 bytes, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2), in network byte order; and what
+ * every program uses.
+ */
 #pragma once
 
 #include "kernel.h"
-#include "service.h"
 
 #include <stdbool.h>
+
+struct address {
+	__be32 word[4];
+};
 
 /* For the compiler, which may move rare code aside. */
 #define likely(x) __builtin_expect(!!(x), 1)

@@ -11,6 +11,25 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 
+/* Source and destination of a packet. */
+struct tuple {
+	struct address source, destination;
+	__be16 sport, dport;
+	__u8 protocol;
+	__u8 zero[3];
+};
+
+/* A fragmented packet, and the ports that its first fragment has. */
+struct fragment {
+	struct address source, destination;
+	__u32 id;
+	__u32 protocol;
+};
+
+struct ports {
+	__be16 sport, dport;
+};
+
 /* include/uapi/linux/icmp.h and icmpv6.h, which include too much */
 struct icmp {
 	__u8 type, code;

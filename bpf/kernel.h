@@ -53,7 +53,19 @@ struct netns_xfrm {
 	__u8 policy_default[3];
 };
 
+/* A rule of routing, and all of a family, in the order in which they apply. */
+struct fib_rule {
+	struct list_head list;
+	__u32 table;
+	__u8 proto;
+};
+
+struct fib_rules_ops {
+	struct list_head rules_list;
+};
+
 struct netns_ipv4 {
+	struct fib_rules_ops *rules_ops;
 	_Bool fib_has_custom_rules;
 	atomic_t rt_genid;
 };
@@ -64,6 +76,7 @@ struct ipv6_devconf {
 
 struct netns_ipv6 {
 	struct ipv6_devconf *devconf_all;
+	struct fib_rules_ops *fib6_rules_ops;
 	_Bool fib6_has_custom_rules;
 	atomic_t fib6_sernum;
 };
@@ -88,6 +101,18 @@ struct sock_common {
 
 struct sock {
 	struct sock_common __sk_common;
+};
+
+struct inet_sock {
+	struct sock sk;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
 };
 
 /* The kernel's own form of a struct bpf_sock_addr. */

@@ -1,16 +1,20 @@
 package cni
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -255,9 +259,17 @@ func TestDeviceNames(t *testing.T) {
 	}
 }
 
+// FuzzCalls has a call that is accepted name an attachment, whose record and device have names of their own, and valid
+// addresses; and come to the agent as it was sent, in one line.
 func FuzzCalls(f *testing.F) {
 	f.Add("ADD", "c", "eth0", "/ns", "K8S_POD_NAME=x;;=", []byte(`{"cniVersion":"1.1.0","name":"n","prevResult":{"ips":[{"address":"x"}]}}`))
 	f.Add("GC", "", "", "", "", []byte(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`))
+	f.Add("CHECK", "c", "eth0", "/ns", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b", []byte(`{"cniVersion":"0.4.0","name":"n",
+		"runtimeConfig":{"ips":["10.0.0.2/24","fd00::2"],"portMappings":[{}]},"prevResult":{"interfaces":[{"name":"eth0",
+		"sandbox":"/ns"}],"ips":[{"version":"4","address":"10.0.0.2/32","gateway":"169.254.1.1","interface":0}],
+		"routes":[{"dst":"0.0.0.0/0"}]}}`))
+	f.Add("ADD", "c", "eth0", "/ns", "", []byte(`{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":[{"address":""}]}}`))
+	f.Add("DEL", "..", "a/../b", "", "", []byte(`{"cniVersion":"1.0.0","name":"n\n","records":"/x/../y"}`))
 	f.Fuzz(func(t *testing.T, command, container, iface, ns, args string, stdin []byte) {
 		c, err := parse(func(k string) string {
 			return map[string]string{"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_IFNAME": iface, "CNI_NETNS": ns,
@@ -269,15 +281,103 @@ func FuzzCalls(f *testing.F) {
 			}
 			return
 		}
-		b, err := json.Marshal(c.Request)
-		var again Request
-		if err == nil {
-			err = json.Unmarshal(b, &again)
+		if command == Add || command == Del || command == Check {
+			file := c.record()
+			if name := filepath.Base(file); name != RecordFile(Key(container, iface)) || strings.ContainsAny(name, "/\x00") ||
+				len(Device(Key(container, iface))) > 15 || strings.Contains(container, "/") || strings.Contains(iface, "/") {
+				t.Errorf("record %q of container %q, interface %q", file, container, iface)
+			}
 		}
-		if len(again.Container) != len(c.Container) || err != nil && c.Prev == nil {
-			t.Errorf("%s: %v", b, err)
+		valid(t, c.Request)
+		sent, err := json.Marshal(c.Request)
+		if err != nil || bytes.ContainsRune(sent, '\n') {
+			t.Fatalf("%s: %v", sent, err)
+		}
+		received(t, sent)
+		for _, version := range Versions {
+			if c.Prev == nil {
+				break
+			}
+			printed, err := json.Marshal(c.Prev.in(version))
+			var again Result
+			if err = errors.Join(err, json.Unmarshal(printed, &again)); err != nil || len(again.IPs) != len(c.Prev.IPs) {
+				t.Errorf("%s: %v", printed, err)
+			}
 		}
 	})
+}
+
+// valid checks the addresses of a request.
+func valid(t *testing.T, r Request) {
+	t.Helper()
+	families := map[bool]bool{}
+	for _, a := range r.IPs {
+		if !a.IsValid() || a.Zone() != "" || a.Is4In6() || families[a.Is4()] {
+			t.Errorf("addresses %v", r.IPs)
+		}
+		families[a.Is4()] = true
+	}
+	if r.Prev != nil && slices.ContainsFunc(r.Prev.IPs, func(ip IP) bool { return !ip.Address.IsValid() }) {
+		t.Errorf("addresses %+v", r.Prev.IPs)
+	}
+}
+
+// received has a line come to the agent, and checks that what it reads is valid and the same in its own words.
+func received(t *testing.T, line []byte) {
+	t.Helper()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		file := os.NewFile(uintptr(fd), "socket")
+		c, err := net.FileConn(file)
+		if err = errors.Join(err, file.Close()); err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		ends[i] = c.(*net.UnixConn)
+	}
+	go func() {
+		ends[0].Write(append(slices.Clone(line), '\n')) // a reader that has enough goes
+		ends[0].CloseWrite()
+	}()
+	r, file, err := Receive(ends[1])
+	if file != nil {
+		t.Error("a file came that nobody sent")
+	}
+	if err != nil {
+		if e := (*Error)(nil); !errors.As(err, &e) {
+			t.Errorf("%v has no code", err)
+		}
+		return
+	}
+	valid(t, r)
+	first, err := json.Marshal(r)
+	var again Request
+	if err = errors.Join(err, json.Unmarshal(first, &again)); err != nil {
+		t.Fatalf("%s: %v", first, err)
+	}
+	if second, err := json.Marshal(again); err != nil || !bytes.Equal(first, second) {
+		t.Errorf("%s, then %s: %v", first, second, err)
+	}
+}
+
+// FuzzRequests has the agent read any request as a valid one, or not at all.
+func FuzzRequests(f *testing.F) {
+	for _, r := range []Request{{Command: Status}, {Command: Add, Network: "n", Attachment: Attachment{"c", "eth0"},
+		NetNS: "/ns", Pod: "a/b", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.2")}, Ports: true,
+		Prev: &Result{IPs: []IP{{Address: netip.MustParsePrefix("10.0.0.2/32")}}}},
+		{Command: GC, Valid: []Attachment{{"c", "eth0"}}}} {
+		b, err := json.Marshal(r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte(`{"command":"ADD","ips":["::ffff:10.0.0.2","10.0.0.2","fe80::1%eth0",""],"prev":{"ips":[{"address":""}]}}`))
+	f.Fuzz(received)
 }
 
 // TestPluginIsSmall is about what the runtime starts for every pod.

@@ -37,8 +37,12 @@ func (c *call) loopback() (any, error) {
 	if c.Prev != nil {
 		return c.Prev.in(c.config.Version), nil
 	}
+	i, err := net.InterfaceByIndex(lo)
+	if err != nil {
+		return nil, err
+	}
 	first := 0
-	r := Result{Interfaces: []Interface{{Name: "lo", MAC: "00:00:00:00:00:00", Sandbox: c.NetNS}}}
+	r := Result{Interfaces: []Interface{{Name: "lo", MAC: "00:00:00:00:00:00", MTU: i.MTU, Sandbox: c.NetNS}}}
 	for _, a := range []string{"127.0.0.1/8", "::1/128"} {
 		r.IPs = append(r.IPs, IP{Address: netip.MustParsePrefix(a), Interface: &first})
 	}

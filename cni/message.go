@@ -12,8 +12,9 @@ import (
 // Versions are the versions of the specification that the plugin speaks, the newest last.
 var Versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// ListVersion is the version of the network configuration that the agent writes for its own network.
-const ListVersion = "1.0.0"
+// ListVersions are those of the network configuration that the agent writes for its own network, the newest last. A
+// runtime uses the newest that it knows (libcni since 1.2), or the first without knowing of the others.
+var ListVersions = []string{"1.0.0", "1.1.0"}
 
 // The error codes of the specification, and those of this plugin, from 100 on.
 const (
@@ -23,8 +24,8 @@ const (
 	CodeDecode      = 6
 	CodeConfig      = 7
 	CodeTryAgain    = 11
-	CodeUnavailable = 50 // STATUS: no ADD can be served
-	CodeLimited     = 51 // STATUS: no ADD can be served, pods that are there work
+	CodeUnavailable = 50 // STATUS: no ADD can be served, pods that are there work
+	CodeLimited     = 51 // STATUS: no ADD can be served, pods that are there may be cut off
 	CodeFailed      = 100
 	CodeCheck       = 101 // CHECK: an attachment isn't as it should be
 )
@@ -82,10 +83,26 @@ type Request struct {
 	Attachment
 	NetNS string       `json:"netns,omitempty"` // its path, as the runtime has it
 	Pod   string       `json:"pod,omitempty"`   // "namespace/name", as far as known
+	UID   string       `json:"uid,omitempty"`   // of that Pod, likewise
 	IPs   []netip.Addr `json:"ips,omitempty"`   // ADD: addresses that the pod must have, of each family at most one
 	Ports bool         `json:"ports,omitempty"` // ADD: the pod has host ports
 	Valid []Attachment `json:"valid,omitempty"` // GC: all that are to stay
 	Prev  *Result      `json:"prev,omitempty"`  // ADD: what the plugin before this one returned; CHECK: what ADD returned
+}
+
+// check returns an error where a request isn't one that the plugin sends.
+func (r *Request) check() error {
+	about := r.Command == Add || r.Command == Check || r.Command == Del
+	if about && (!isContainerID(r.Container) || !isInterface(r.Interface)) {
+		return fmt.Errorf("invalid interface %q of container %q", r.Interface, r.Container)
+	}
+	for i, a := range r.IPs {
+		same := func(b netip.Addr) bool { return a.Is4() == b.Is4() }
+		if !a.IsValid() || a.Zone() != "" || a.Is4In6() || slices.ContainsFunc(r.IPs[:i], same) {
+			return fmt.Errorf("addresses %v: use one of each family", r.IPs)
+		}
+	}
+	return r.Prev.check()
 }
 
 // Response is the agent's reply: one line of JSON.
@@ -99,6 +116,14 @@ type Result struct {
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	IPs        []IP        `json:"ips,omitempty"`
 	Routes     []Route     `json:"routes,omitempty"`
+}
+
+// check returns an error where a result has no address for one that it lists.
+func (r *Result) check() error {
+	if r != nil && slices.ContainsFunc(r.IPs, func(ip IP) bool { return !ip.Address.IsValid() }) {
+		return errors.New("an entry of ips has no address")
+	}
+	return nil
 }
 
 // Interface is a network device, of the host if it has no Sandbox.
@@ -230,7 +255,11 @@ func (c *call) readPrevious() error {
 	if len(c.config.Prev) == 0 || c.Command != Add && c.Command != Check {
 		return nil
 	}
-	if err := json.Unmarshal(c.config.Prev, &c.Prev); err != nil {
+	err := json.Unmarshal(c.config.Prev, &c.Prev)
+	if err == nil {
+		err = c.Prev.check()
+	}
+	if err != nil {
 		return Errorf(CodeDecode, "prevResult in the network configuration: %s", err)
 	}
 	return nil
@@ -240,7 +269,7 @@ func (c *call) readPrevious() error {
 func (c *call) identify(environment func(string) string) error {
 	c.Container, c.Interface, c.NetNS = environment("CNI_CONTAINERID"), environment("CNI_IFNAME"), environment("CNI_NETNS")
 	c.args = environment("CNI_ARGS")
-	c.Pod = podOf(c.args)
+	c.Pod, c.UID = podOf(c.args)
 	switch {
 	case !isContainerID(c.Container):
 		return Errorf(CodeEnvironment, "CNI_CONTAINERID is %q: use letters, digits, '.', '_' and '-'", c.Container)
@@ -269,8 +298,8 @@ func isInterface(s string) bool {
 	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n\r\v\f\x00")
 }
 
-// podOf returns the pod that CNI_ARGS name as Kubernetes' runtimes do, "" where they don't.
-func podOf(args string) string {
+// podOf returns the pod that CNI_ARGS name as Kubernetes' runtimes do, and its UID, "" where they don't.
+func podOf(args string) (pod, uid string) {
 	var namespace, name string
 	for a := range strings.SplitSeq(args, ";") {
 		switch k, v, _ := strings.Cut(a, "="); k {
@@ -278,10 +307,12 @@ func podOf(args string) string {
 			namespace = v
 		case "K8S_POD_NAME":
 			name = v
+		case "K8S_POD_UID":
+			uid = v
 		}
 	}
 	if namespace == "" || name == "" {
-		return ""
+		return "", ""
 	}
-	return namespace + "/" + name
+	return namespace + "/" + name, uid
 }

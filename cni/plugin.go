@@ -13,8 +13,9 @@ import (
 
 // How long the plugin waits for the agent's socket: as long as an upgrade lasts, and less than a runtime waits.
 const (
-	addWait = 20 * time.Second
-	delWait = 2 * time.Second
+	addWait    = 20 * time.Second
+	delWait    = 2 * time.Second
+	statusWait = 10 * time.Second
 )
 
 // Plugin is one process of the plugin.
@@ -23,7 +24,7 @@ type Plugin struct {
 	Stdin       io.Reader
 	Stdout      io.Writer
 	Loopback    bool          // serve calls of LoopbackName
-	AddWait     time.Duration // 0: addWait
+	AddWait     time.Duration // 0: addWait, and for STATUS statusWait
 	DelWait     time.Duration // 0: delWait
 }
 
@@ -88,7 +89,7 @@ func (p *Plugin) serve(c call) (any, error) {
 		_, err := p.call(c, wait(p.DelWait, delWait))
 		return nil, away(CodeTryAgain, err)
 	case Status:
-		_, err := p.call(c, 0)
+		_, err := p.call(c, wait(p.AddWait, statusWait))
 		return nil, away(CodeUnavailable, err)
 	}
 	if c.Command == Del {

@@ -74,12 +74,15 @@ const mostRequest = 4 << 20
 func Receive(c *net.UnixConn) (r Request, file *os.File, err error) {
 	in := &receiver{conn: c}
 	line, err := bufio.NewReader(io.LimitReader(in, mostRequest)).ReadBytes('\n')
-	if refused := isRoot(c); refused != nil { // told once the request is read, or its sender would fail to write it
+	if refused := CheckRoot(c); refused != nil { // told once the request is read, or its sender would fail to write it
 		in.file.Close()
 		return r, nil, refused
 	}
 	if err == nil {
 		err = json.Unmarshal(line, &r)
+	}
+	if err == nil {
+		err = r.check()
 	}
 	if err != nil {
 		in.file.Close()
@@ -88,8 +91,8 @@ func Receive(c *net.UnixConn) (r Request, file *os.File, err error) {
 	return r, in.file, nil
 }
 
-// isRoot returns an error unless the peer is root.
-func isRoot(c *net.UnixConn) error {
+// CheckRoot returns an error unless the peer is root.
+func CheckRoot(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
@@ -102,7 +105,7 @@ func isRoot(c *net.UnixConn) error {
 		return err
 	}
 	if peer.Uid != 0 {
-		return Errorf(CodeFailed, "user %d may not use this socket: run the plugin as root", peer.Uid)
+		return Errorf(CodeFailed, "user %d may not use this socket: run as root", peer.Uid)
 	}
 	return nil
 }

@@ -328,7 +328,7 @@ func (s *stream) again(ctx context.Context, p probe) (a echo.Reply, err error) {
 // request queries once and judges who answers. A datagram to an endpoint that goes while it is under way may lose its
 // answer with the flow that is cut, or find its socket closed: that is UDP, whose clients ask again, and so does ask.
 func (c *churn) request(s *stream, request func(context.Context) (echo.Reply, error)) {
-	const most = 3
+	const most = 10 // endpoints may go faster than a busy machine asks
 	for try := 1; ; try++ {
 		since, begin := c.now(), time.Now()
 		ctx, cancel := context.WithTimeout(context.Background(), c.w.patience)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -26,7 +25,7 @@ type faulty struct {
 
 // implementation returns a data plane with the fault.
 func (f faulty) implementation() Implementation {
-	return Implementation{Capabilities: model.Capabilities{Name: "faulty", NoDirect: service.RepliesReturn},
+	return Implementation{Capabilities: model.Capabilities{Name: "faulty", Unsupported: noDirect},
 		Start: func() (Runner[model.ServicePart], error) {
 			p, err := startPlain()
 			if err != nil {
@@ -157,7 +156,7 @@ func TestFaultsAreFound(t *testing.T) {
 		{"hears no changes", faulty{stop: 1}, []string{"endpoints-come-and-go", "service-changes", "service-removed",
 			"endpoint-moves"}},
 		{"leaves stale flows", faulty{uncut: true}, []string{"udp-endpoint-removed", "udp-last-endpoint-removed",
-			"udp-service-comes-late", "tcp-service-comes-late"}},
+			"udp-service-comes-late", "tcp-service-comes-late", "nodeport-remote-udp"}},
 		{"cuts every UDP flow", faulty{cutAll: true}, []string{"udp-endpoint-stays"}},
 	} {
 		for _, name := range c.cases {
@@ -208,7 +207,7 @@ func TestRandomFindsFaults(t *testing.T) {
 			if wrong, _ := tryCase(t.Context(), s, c, 1); len(wrong) == 0 {
 				t.Errorf("the case doesn't find it again:\n%s", text)
 			}
-			right := Implementation{Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn},
+			right := Implementation{Capabilities: model.Capabilities{Name: "plain", Unsupported: noDirect},
 				Start: startPlain}
 			if wrong, _ := tryCase(t.Context(), right, c, 1); len(wrong) > 0 {
 				t.Errorf("the case finds it where it isn't: %v\n%s", wrong, text)

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -21,7 +22,15 @@ type scene struct {
 	Config  Config
 	Restart []string // nodes whose agent restarts on the way here
 	Apps    [8]app
+	Hosts   bool // web-1 and web-2 have host ports
 	isolation
+}
+
+// hostPorts are those of pods that have some.
+var hostPorts = []corev1.ContainerPort{
+	{ContainerPort: 8080, HostPort: 18080, Protocol: corev1.ProtocolTCP},
+	{ContainerPort: 8053, HostPort: 18053, Protocol: corev1.ProtocolUDP},
+	{ContainerPort: 8905, HostPort: 18905, Protocol: corev1.ProtocolSCTP},
 }
 
 // app is a Service and its EndpointSlices; without a Service, nothing.
@@ -39,6 +48,12 @@ func (s *scene) objects() map[source.Key]source.Object {
 		}
 		for _, e := range a.Slices {
 			m[source.KeyOf(e)] = e
+		}
+	}
+	for _, name := range []string{"web-1", "web-2"} {
+		if p := memberNamed(name).podObject(); s.Hosts {
+			p.Spec.Containers[0].Ports = hostPorts
+			m[source.KeyOf(p)] = p
 		}
 	}
 	for _, o := range s.isolation.objects() {
@@ -88,6 +103,9 @@ func (d generator) next(s *scene) *scene {
 	if d.chance(10) {
 		n.Config = d.config()
 	}
+	if d.chance(10) {
+		n.Hosts = !n.Hosts
+	}
 	for i := range n.Apps {
 		switch k := d.IntN(100); {
 		case k < 20:
@@ -105,7 +123,7 @@ func (d generator) config() Config {
 	return Config{
 		ExternalIPs: one(d, "", "", resolve.SafeExternalIPs, resolve.AnyExternalIPs,
 			resolve.RefuseExternalIPs), Limits: d.limits(),
-		MasqueradeAll: d.chance(20), DirectServerReturn: d.chance(50),
+		MasqueradeAll: d.chance(20), DirectServerReturn: d.chance(50), HostPorts: d.chance(70),
 		PodInterfaces: one(d, "", "", "", "veth*"),
 		ClusterCIDRs: one(d, nil, nil, []string{"10.244.0.0/16", "fd00:10:244::/48"}, []string{"10.244.0.0/16"},
 			[]string{"10.244.2.0/24", "fd00:10:244:1::/64"}),
@@ -329,7 +347,7 @@ func (d generator) endpoint(m *member) sliceEndpoint {
 func (d generator) packet(w *testbed) *packetLine {
 	l := &packetLine{Via: one(d, "a", "b")}
 	l.Proto = one(d, model.TCP, model.UDP, model.SCTP)
-	fronts := w.agents[one(d, nodes...)].services.Sorted()
+	fronts := d.ofOneKind(w.agents[one(d, nodes...)].services.Sorted())
 	switch k := d.IntN(100); {
 	case k < 90 && len(fronts) > 0:
 		e := fronts[d.IntN(len(fronts))].Entry
@@ -359,10 +377,32 @@ func (d generator) packet(w *testbed) *packetLine {
 	return l
 }
 
+// ofOneKind returns, at times, those of frontends that are of a kind which it draws: of addresses of that kind and with
+// one traffic policy. So each kind is asked, however many there are of another.
+func (d generator) ofOneKind(fronts []*model.Frontend) []*model.Frontend {
+	if len(fronts) == 0 || d.chance(50) {
+		return fronts
+	}
+	kinds := map[string][]*model.Frontend{}
+	for _, f := range fronts {
+		k := addressKind(f)
+		kinds[k] = append(kinds[k], f)
+	}
+	return kinds[one(d, slices.Sorted(maps.Keys(kinds))...)]
+}
+
+// addressKind returns what kind of address a frontend is at, and its traffic policy, such as "NodePort Local".
+func addressKind(f *model.Frontend) string {
+	if f.Internal != f.External {
+		return f.Via + " Local"
+	}
+	return f.Via
+}
+
 // toItself reports whether a node asks at an address of its own: there nothing is too long for the loopback device.
 func toItself(l *packetLine) bool {
 	from := memberNamed(l.Clients[0].Name)
-	return from.isNode() && (l.To.Addr().IsLoopback() || nodeOf(l.To.Addr()) == from.Node)
+	return from.onNode() && (l.To.Addr().IsLoopback() || nodeOf(l.To.Addr()) == from.Node)
 }
 
 // nodeAddress draws an address at which node ports may be.
@@ -380,7 +420,7 @@ func (d generator) client(to netip.Addr) client {
 	if to.IsLoopback() {
 		return client{Name: one(d, "node-a", "node-b"), Addr: to}
 	}
-	name := one(d, "client-a", "client-b", "node-a", "node-b", "outside", "outside", "web-1", "web-2")
+	name := one(d, "client-a", "client-b", "node-a", "node-b", "host-b", "outside", "outside", "web-1", "web-2")
 	m := memberNamed(name)
 	c := client{Name: name, Addr: m.addr(to.Is6())}
 	if name == "outside" && d.chance(20) {

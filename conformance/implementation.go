@@ -61,7 +61,7 @@ func (s Implementation) within(d time.Duration) time.Duration {
 
 // Runner is a data plane for parts of type T at work on one node. Its methods are called by one goroutine at a time.
 type Runner[T any] interface {
-	// Change hands over what is now and what is no more, as model.Delta has it.
+	// Change takes what is now and what is no more, as model.Delta has it.
 	Change(put, del []T)
 	// Sync returns once the kernel is as told, or with the reason why it can't be.
 	Sync(ctx context.Context) error

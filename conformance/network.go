@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/source"
 )
@@ -23,7 +24,14 @@ type PodNetwork struct {
 	Apart bool
 	// Start has a node's pods connected by the CNI plugin, once it has written a network configuration into a folder. It
 	// is called in the node's network namespace, and returns when pods can be attached.
-	Start func(ctx context.Context, node, folder string, objects []source.Object) (io.Closer, error)
+	Start func(ctx context.Context, node, folder string, objects []source.Object) (NodeNetwork, error)
+}
+
+// NodeNetwork is the pod network at work on a node.
+type NodeNetwork interface {
+	io.Closer
+	// Decided returns what it has come to.
+	Decided() *model.PodNetwork
 }
 
 // networkRanges are the nodes' podCIDRs over a pod network, which has the first address of each for itself.
@@ -33,7 +41,7 @@ var networkRanges = map[string][]string{
 }
 
 // ownAddresses returns the addresses that a pod network adds to a node: the first of each of its ranges, as the source
-// of what it sends through a tunnel.
+// of clients that it masquerades through a tunnel.
 func ownAddresses(node string) (l []netip.Addr) {
 	for _, r := range networkRanges[node] {
 		l = append(l, netip.MustParsePrefix(r).Addr().Next())
@@ -45,7 +53,7 @@ func ownAddresses(node string) (l []netip.Addr) {
 type podNetwork struct {
 	*PodNetwork
 	folder string
-	nodes  []io.Closer
+	nodes  []NodeNetwork // in the order of nodes
 }
 
 // openNetwork returns how the sandbox of a testbed connects pods; nil: by its own wires.

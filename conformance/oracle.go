@@ -17,6 +17,7 @@ type assessment struct {
 	outcome verdict.Verdict // with what policies make of it on all nodes of its path
 	// which of its addresses a node's kernel has a masqueraded packet come from decides about it on another node
 	uncertain bool
+	hostPorts string // the node whose host ports lead to some candidates, another than node; "": none do
 }
 
 // assess queries verdict what becomes of a packet: on the node where it enters and, if that lets it pass, on the node
@@ -35,10 +36,25 @@ func (w *testbed) assess(c client, to netip.AddrPort, p model.Protocol, via stri
 		j.node, j.packet.In = owner, uplink
 		j.outcome = verdict.Of(w.agents[j.node].services, j.packet)
 	}
+	w.throughHostPorts(&j)
 	if w.implementation.Engine != nil {
 		w.evaluate(&j)
 	}
 	return j
+}
+
+// throughHostPorts puts in place of a candidate that is a host port of another node the pod that it leads to there.
+func (w *testbed) throughHostPorts(j *assessment) {
+	for i, c := range j.outcome.Candidates {
+		node := nodeOf(c.Backend.Addr.Addr())
+		if node == "" || node == j.node {
+			continue
+		}
+		p := verdict.Packet{Src: j.packet.Src, Dst: c.Backend.Addr, Protocol: j.packet.Protocol, In: uplink}
+		if v := verdict.Of(w.agents[node].services, p); v.Frontend != nil && v.Frontend.Via == model.ViaHostPort {
+			j.outcome.Candidates[i].Backend.Addr, j.hostPorts = v.Candidates[0].Backend.Addr, node
+		}
+	}
 }
 
 // uplink is the interface of a node by which the hosts on the wire are reached.
@@ -50,10 +66,15 @@ func (w *testbed) interfaceOf(client *member, node string, six bool) string {
 	switch {
 	case client.Node != node:
 		return uplink
-	case client.isNode() || client.Host:
+	case client.onNode():
 		return ""
 	}
-	return w.devices[node][client.addr(six)]
+	for _, d := range w.devices[node] {
+		if slices.Contains(d.Hosts, client.addr(six)) {
+			return d.Name
+		}
+	}
+	return ""
 }
 
 // entrance is the node by which packets from outside come that are for no node's address. Through a tunnel none may

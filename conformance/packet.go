@@ -39,6 +39,7 @@ type packetLine struct {
 	Closed      bool        // nothing listens at the candidates: the client is told so
 	Lost        bool        // of Hold, passes and is lost on its way: it is not answered, and the connection is not open
 	Size        int         // bytes of each question and of its answer; 0: few
+	Quotes      string      // an ICMP error that quotes the first packet of the flow of this name, as its server got it
 	// the node through which a packet from outside comes; default: the node that has the address, or a
 	Via string
 
@@ -109,7 +110,7 @@ func (l *packetLine) parseFrom(text string) error {
 	if l.Open != "" && len(l.Clients) != 1 {
 		return errors.New("only one client can hold a flow")
 	}
-	if l.Open == "" && slices.ContainsFunc(l.Clients, func(c client) bool { return c.Port != 0 }) {
+	if l.Open == "" && !l.isICMP() && slices.ContainsFunc(l.Clients, func(c client) bool { return c.Port != 0 }) {
 		return errors.New("only a client that holds a flow can choose its port: one question after the other from it would " +
 			"be one flow")
 	}
@@ -158,9 +159,11 @@ func icmpOf(six bool) model.Protocol {
 	return unix.IPPROTO_ICMP
 }
 
+func (l *packetLine) isICMP() bool { return l.Proto == icmpOf(l.To.Addr().Is6()) }
+
 // twin returns the line for IPv6 where it is about hosts of the cast by their names, or false.
 func (l packetLine) twin() (packetLine, bool) {
-	if !l.byName || l.Open != "" || slices.ContainsFunc(l.Clients, func(c client) bool {
+	if !l.byName || l.Open+l.Quotes != "" || slices.ContainsFunc(l.Clients, func(c client) bool {
 		return c.Addr != memberNamed(c.Name).addr(false)
 	}) {
 		return l, false
@@ -267,6 +270,8 @@ func (l *packetLine) parseWord(w string) error {
 	switch {
 	case key == "via" && slices.Contains([]string{"a", "b"}, value):
 		l.Via = value
+	case key == "quotes" && l.isICMP() && memberNamed(nameOf(l.To.Addr())) != nil && l.Action != verdict.Forward:
+		l.Quotes = value
 	case key == "size":
 		return l.parseSize(value)
 	case w == "reported" && (l.Action == verdict.Pass || l.Action == verdict.Forward):
@@ -379,6 +384,9 @@ func (c *Case) checkFlows(fail func(int, error)) {
 					continue
 				}
 				l.follow(flows[l.Flow])
+			}
+			if of := flows[l.Quotes]; l.Quotes != "" && (of == nil || of.To.Addr().Is6() != l.To.Addr().Is6()) {
+				fail(l.Line, fmt.Errorf("no flow of this family is held under the name %q", l.Quotes))
 			}
 			check(l.Line, l.references())
 			if l.Open != "" {

@@ -25,9 +25,13 @@ type plain struct {
 	flows *conntrack.Conn
 	parts map[model.ServicePart]bool
 	gone  map[model.Entry]bool // entries that were there and may have left flows
+	nodes map[netip.Addr]bool  // other nodes' addresses: whether node ports are served there, or only were
 
 	uncut, cutAll bool // faults: leave stale flows, cut all
 }
+
+// noDirect is what the plane doesn't support.
+var noDirect = model.Unsupported{NoDirect: service.RepliesReturn}
 
 func startPlain() (Runner[model.ServicePart], error) {
 	p, err := nftables.New()
@@ -38,7 +42,8 @@ func startPlain() (Runner[model.ServicePart], error) {
 	if err != nil {
 		return nil, err
 	}
-	return &plain{plane: p, flows: c, parts: map[model.ServicePart]bool{}, gone: map[model.Entry]bool{}}, nil
+	return &plain{plane: p, flows: c, parts: map[model.ServicePart]bool{}, gone: map[model.Entry]bool{},
+		nodes: map[netip.Addr]bool{}}, nil
 }
 
 func (p *plain) Change(put, del []model.ServicePart) {
@@ -93,9 +98,17 @@ func (p *plain) cut() error {
 	for e := range p.gone {
 		entries[e] = nil
 	}
+	for a := range p.nodes {
+		p.nodes[a] = false
+	}
 	for x := range p.parts {
-		if f, ok := x.(*model.Frontend); ok {
-			entries[f.Entry] = f
+		switch v := x.(type) {
+		case *model.Frontend:
+			entries[v.Entry] = v
+		case *model.ServiceNode:
+			for _, a := range v.RemoteNodePorts {
+				p.nodes[a] = true
+			}
 		}
 	}
 	stale := func(f conntrack.Flow) bool {
@@ -108,7 +121,8 @@ func (p *plain) cut() error {
 		}
 		e := model.Entry{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
 		front, known := entries[e]
-		if !known && own[e.Addr] {
+		served, remote := p.nodes[e.Addr]
+		if remote = remote && !known; !known && (own[e.Addr] || remote) {
 			if e.Addr = netip.IPv6Unspecified(); f.Destination.Addr().Is4() {
 				e.Addr = netip.IPv4Unspecified()
 			}
@@ -116,6 +130,9 @@ func (p *plain) cut() error {
 		}
 		if front == nil {
 			return known && !tcp
+		}
+		if remote && !(served && front.Remote) { // by that node
+			return f.ReplySource != f.Destination
 		}
 		allowed := front.Sources == nil ||
 			slices.ContainsFunc(front.Sources, func(r netip.Prefix) bool { return r.Contains(f.Source.Addr()) })
@@ -141,7 +158,7 @@ func (p *plain) InjectFault(context.Context) error {
 }
 
 func TestRun(t *testing.T) {
-	Run(t, Implementation{Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn,
+	Run(t, Implementation{Capabilities: model.Capabilities{Name: "plain", Unsupported: noDirect,
 		Schedulers: model.SchedulersOf(model.Random)},
 		Start: startPlain})
 }
@@ -165,13 +182,13 @@ func TestNoProbesWhenPlaneRejectsCase(t *testing.T) {
 }
 
 func TestRandom(t *testing.T) {
-	Random(t, Implementation{Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn},
+	Random(t, Implementation{Capabilities: model.Capabilities{Name: "plain", Unsupported: noDirect},
 		Start: startPlain}, 40)
 }
 
 func TestChurn(t *testing.T) {
 	log, wrong := churned(t.Context(), Implementation{
-		Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn}, Start: startPlain},
+		Capabilities: model.Capabilities{Name: "plain", Unsupported: noDirect}, Start: startPlain},
 		80)
 	t.Log(log)
 	for _, w := range wrong {

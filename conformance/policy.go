@@ -22,8 +22,11 @@ const cutMark = 1 << 31
 
 // policyResolver returns a resolver of a node that knows no object yet.
 func (w *testbed) policyResolver(node string, host *sandbox.Host) *policy.Resolver {
-	c := policy.Config{Node: node, Addresses: w.addresses[node], Devices: w.devices[node], Audit: w.config.Policies.Audit,
+	c := policy.Config{Node: node, Addresses: w.addresses[node], Audit: w.config.Policies.Audit,
 		UnknownPods: w.config.Policies.UnknownPods}
+	if w.network == nil { // which guards its pods' devices itself
+		c.Devices = w.devices[node]
+	}
 	if w.config.Policies.Cut {
 		c.CutMark = cutMark
 	}
@@ -41,7 +44,7 @@ func (w *testbed) startPolicies(node string, host *sandbox.Host) (*policyAgent, 
 	return p, err
 }
 
-// change hands changes to the engine by way of the resolver.
+// change passes changes to the engine by way of the resolver.
 func (p *policyAgent) change(l []source.Change) {
 	d := p.resolver.Apply(l)
 	p.decided.Apply(d)

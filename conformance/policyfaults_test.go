@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane/policy/nftables"
-	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -28,7 +27,7 @@ func pair(wrong func(nftables.Fact) bool, deaf int) Implementation {
 		p, err := nftables.New()
 		return &plainEngine{plane: p, parts: map[model.PolicyPart]bool{}, wrong: wrong, deaf: deaf}, err
 	}}
-	return Implementation{Capabilities: model.Capabilities{Name: "plain", NoDirect: service.RepliesReturn},
+	return Implementation{Capabilities: model.Capabilities{Name: "plain", Unsupported: noDirect},
 		Start: startPlain, Engine: e}
 }
 

@@ -9,7 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve/policy"
@@ -219,7 +219,7 @@ var numberedPorts = []struct {
 
 func (d generator) clusterPolicy(n int) *cnpv1.ClusterNetworkPolicy {
 	p := &cnpv1.ClusterNetworkPolicy{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "policy.networking.k8s.io/v1alpha2", Kind: "ClusterNetworkPolicy"},
+		TypeMeta:   metav1.TypeMeta{APIVersion: "policy.networking.k8s.io/v1beta1", Kind: "ClusterNetworkPolicy"},
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("c", n), Annotations: d.audit()},
 		Spec: cnpv1.ClusterNetworkPolicySpec{Tier: one(d, cnpv1.AdminTier, cnpv1.AdminTier, cnpv1.BaselineTier),
 			Priority: int32(d.IntN(4))},

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -43,6 +44,8 @@ type flow struct {
 	probe
 	held *echo.Flow
 	last netip.AddrPort // who answered last
+
+	client netip.AddrPort // as the server saw it first
 }
 
 // run sends until the line is proven or disproven.
@@ -60,6 +63,8 @@ func (p probe) run(ctx context.Context) string {
 	switch {
 	case p.l.Open != "":
 		return p.openFlow(ctx)
+	case p.l.Quotes != "":
+		return p.quotes(ctx)
 	case p.l.Action == verdict.Reject, p.l.Closed:
 		return p.refused(ctx)
 	case p.l.Action == verdict.Drop:
@@ -88,7 +93,7 @@ func (p probe) lead() error {
 	return p.w.cluster.External().Route(netip.PrefixFrom(to, to.BitLen()), via)
 }
 
-// request queries once, from a new port.
+// request queries once, from a new port, or with a new identifier.
 func (p probe) request(ctx context.Context, wait time.Duration) (a echo.Reply, err error) {
 	host, err := p.w.host(memberNamed(p.c.Name))
 	if err != nil {
@@ -96,9 +101,9 @@ func (p probe) request(ctx context.Context, wait time.Duration) (a echo.Reply, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	if p.l.Proto == icmpOf(p.l.To.Addr().Is6()) {
+	if p.l.isICMP() {
 		return echo.Reply{Pod: "the host", Client: netip.AddrPortFrom(p.c.Addr, 0), Server: p.l.To},
-			host.Do(func() error { return echo.Ping(ctx, p.l.To.Addr(), p.c.Addr) })
+			host.Do(func() error { return echo.Ping(ctx, p.l.To.Addr(), netip.AddrPortFrom(p.c.Addr, p.from().From.Port())) })
 	}
 	err = host.Do(func() error {
 		a, err = echo.Request(ctx, p.l.Proto, p.l.To, p.from())
@@ -125,7 +130,7 @@ func (p probe) from() echo.Options {
 // that is closest to the destination.
 func (p probe) chooses() bool {
 	at := nodeOf(p.l.To.Addr())
-	return memberNamed(p.c.Name).isNode() && at != "" && at != memberNamed(p.c.Name).Node
+	return memberNamed(p.c.Name).onNode() && at != "" && at != memberNamed(p.c.Name).Node
 }
 
 // port returns the client ports from 10000 to 59999, one after the other, round and round: past those that the cast
@@ -163,6 +168,9 @@ func (p probe) masqueraded(v verdict.Candidate) bool {
 // that hides a source may see it, and one that asks itself: their answers need no help to come back.
 func (p probe) seen(a echo.Reply, masqueraded bool) string {
 	node, from := p.w.addresses[p.j.node], a.Client.Addr()
+	if p.j.hostPorts != "" && p.w.implementation.MasqueradesAll {
+		node = p.w.addresses[p.j.hostPorts]
+	}
 	own := slices.Contains(node, from)
 	retained := from == p.c.Addr || slices.Contains(node, p.c.Addr) && own
 	switch {
@@ -420,6 +428,45 @@ func (p probe) passed(ctx context.Context) string {
 	return ""
 }
 
+// quotes sends an ICMP error that quotes a packet of the line's flow, and returns what is wrong with its fate.
+func (p probe) quotes(ctx context.Context) string {
+	f, to := p.w.flows[p.l.Quotes], p.l.To.Addr()
+	q, data := echo.Quote{Protocol: f.l.Proto, Src: f.client, Dst: f.last}, []byte(rand.Text())
+	from, err := p.w.host(memberNamed(p.c.Name))
+	if err != nil {
+		return err.Error()
+	}
+	at, err := p.w.host(memberNamed(nameOf(to)))
+	if err != nil {
+		return err.Error()
+	}
+	var errs *echo.Errors
+	err = at.Do(func() (err error) {
+		errs, err = echo.ListenErrors(to)
+		return err
+	})
+	if err != nil {
+		return err.Error()
+	}
+	defer errs.Close()
+	if err := from.Do(func() error { return echo.SendError(p.c.Addr, to, q, data) }); err != nil {
+		return err.Error()
+	}
+	wait := p.w.patience
+	if p.l.Action == verdict.Drop {
+		wait = dropTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	switch _, err := errs.Await(ctx, data); {
+	case err == nil && p.l.Action == verdict.Drop:
+		return fmt.Sprintf("an ICMP error that quotes %s > %s arrives at %s", q.Src, q.Dst, to)
+	case err != nil && p.l.Action == verdict.Pass:
+		return err.Error()
+	}
+	return ""
+}
+
 // through returns what is wrong with the answer to a packet that should have passed, or "".
 func (p probe) through(a echo.Reply, err error) string {
 	if err != nil || a.Server != p.l.To {
@@ -619,7 +666,7 @@ func (p probe) openFlow(ctx context.Context) string {
 			return fmt.Sprintf("%s answers again, as in %s", a.Server, n)
 		}
 	}
-	p.w.flows[p.l.Open] = &flow{probe: p, held: held, last: a.Server}
+	p.w.flows[p.l.Open] = &flow{probe: p, held: held, last: a.Server, client: a.Client}
 	p.w.known[p.l.Open] = a.Server
 	if p.l.Action == verdict.Pass {
 		return p.through(a, err)
@@ -633,7 +680,7 @@ func (f *flow) again(ctx context.Context, l *packetLine) string {
 	expected := l.expected(f.w.known)
 	stays := slices.ContainsFunc(expected, func(c candidate) bool { return c.is(f.last) })
 	if l.Proto != model.TCP && f.j.outcome.Action == verdict.Forward {
-		if is := verdict.Stays(f.w.agents[f.j.node].services, f.j.packet, f.last); is != stays {
+		if is := f.stays(); is != stays {
 			return fmt.Sprintf("verdict says it stays with %s: %t", f.last, is)
 		}
 	}
@@ -643,6 +690,16 @@ func (f *flow) again(ctx context.Context, l *packetLine) string {
 			return wrong
 		}
 	}
+}
+
+// stays reports whether verdict says that a flow of UDP or SCTP stays with the endpoint that answered last: that one
+// serves, on the node that translates the flow. Where another node does from now on, it selects an endpoint itself.
+func (f *flow) stays() bool {
+	was := f.j.node
+	if now := f.w.assess(f.c, f.l.To, f.l.Proto, f.l.Via); now.node != was {
+		f.j = now
+	}
+	return f.j.node == was && verdict.Stays(f.w.agents[was].services, f.j.packet, f.last)
 }
 
 // request queries over the flow. A socket that the kernel has closed is opened anew, as a program would.

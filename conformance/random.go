@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"reflect"
 	"slices"
@@ -56,15 +57,15 @@ func wander(ctx context.Context, s Implementation, seed uint64, clusters int) (l
 		return "", &finding{wrong: err.Error(), scenes: []*scene{{}}}
 	}
 	defer w.close()
-	k := walk{generator: newGenerator(seed), w: w, path: []*scene{{}}, fates: map[verdict.Action]int{}}
+	k := walk{generator: newGenerator(seed), w: w, path: []*scene{{}}, fates: map[verdict.Action]int{},
+		seen: map[string]int{}}
 	k.origin()
 	n := 0
 	for ; n < clusters && found == nil; n++ {
 		found = k.step(ctx)
 	}
 	return fmt.Sprintf("%d worlds: %v packets as verdict says, %d by verdict alone, %d restarts, %d questions over kept "+
-		"connections",
-		n, k.fates, k.unsent, k.restarts, k.retained), found
+		"connections\n%s", n, k.fates, k.unsent, k.restarts, k.retained, k.sources()), found
 }
 
 // walk is a way from world to world.
@@ -73,6 +74,7 @@ type walk struct {
 	w                          *testbed
 	path                       []*scene               // all so far
 	fates                      map[verdict.Action]int // packets sent, by what became of them
+	seen                       map[string]int         // packets that servers saw, by who sent to which kind of address
 	unsent, restarts, retained int
 }
 
@@ -113,12 +115,45 @@ func (k *walk) step(ctx context.Context) *finding {
 			return &finding{wrong, k.path, l}
 		case sent:
 			k.fates[l.Action]++
+			k.count(l)
 			k.retain(ctx, l)
 		default:
 			k.unsent++
 		}
 	}
 	return nil
+}
+
+// count counts a packet that a server saw: where its source must be what verdict says.
+func (k *walk) count(l *packetLine) {
+	if l.Action != verdict.Forward {
+		return
+	}
+	j := k.w.assess(l.Clients[0], l.To, l.Proto, l.Via)
+	client := memberNamed(l.Clients[0].Name)
+	where := map[bool]string{true: "here", false: "remote"}[client.Node == j.node]
+	kind := "outside"
+	switch {
+	case client.isNode():
+		kind = "node " + where
+	case client.Host:
+		kind = "pod of the node's network " + where
+	case client.Node != "":
+		kind = "pod " + where
+	}
+	to := addressKind(j.outcome.Frontend)
+	if owner := nodeOf(l.To.Addr()); owner != "" && owner != j.node && j.outcome.Frontend.Entry.AnyAddr() {
+		to += " of another node"
+	}
+	k.seen[kind+" → "+to]++
+}
+
+// sources returns what count counted, a line for each kind.
+func (k *walk) sources() (text string) {
+	for _, s := range slices.Sorted(maps.Keys(k.seen)) {
+		text += fmt.Sprintf("%5d %s\n", k.seen[s], s)
+	}
+	return text
 }
 
 // origin begins the walk with the pods and namespaces that there are.
@@ -169,12 +204,24 @@ func (k *walk) retain(ctx context.Context, l *packetLine) {
 	}
 }
 
+// captured reports whether an endpoint's own address has become an entry, which externalIPs Any allows: in mode ebpf a
+// connection that a socket was translated for goes to that address without a trace of its own, and is the entry's then.
+func (k *walk) captured(endpoint netip.AddrPort) bool {
+	e := model.Entry{Addr: endpoint.Addr(), Port: endpoint.Port(), Protocol: model.TCP}
+	for _, a := range k.w.agents {
+		if a.services.Frontends[e] != nil && k.w.implementation.Name == "ebpf" {
+			return true
+		}
+	}
+	return false
+}
+
 // request queries over the kept connections and flows: whatever has changed, they stay with who answered first; flows
 // of UDP as long as verdict says so. Each is asked some ten times, then closed.
 func (k *walk) request(ctx context.Context) string {
 	for _, name := range slices.Sorted(maps.Keys(k.w.flows)) {
 		f := k.w.flows[name]
-		if f.l.Proto == model.UDP && !verdict.Stays(k.w.agents[f.j.node].services, f.j.packet, f.last) {
+		if f.l.Proto == model.UDP && !f.stays() || f.l.Proto == model.TCP && k.captured(f.last) {
 			f.held.Close()
 			delete(k.w.flows, name)
 			continue
@@ -254,7 +301,7 @@ func (w *testbed) fares(ctx context.Context, l *packetLine, thorough bool) (sent
 func (l *packetLine) stays() bool {
 	c := l.Clients[0]
 	return l.Action != verdict.Pass && c.Addr == l.To.Addr() && memberNamed(c.Name).Node != "" &&
-		!memberNamed(c.Name).isNode()
+		!memberNamed(c.Name).onNode()
 }
 
 // unanswerable reports that some candidate's answer would not come back through the node that translated the packet, so

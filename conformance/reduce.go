@@ -98,7 +98,7 @@ func (f *finding) smaller(ctx context.Context, s Implementation, scenes []*scene
 }
 
 func (s *scene) copy() *scene {
-	n := &scene{Config: s.Config, Restart: s.Restart, isolation: s.isolation}
+	n := &scene{Config: s.Config, Restart: s.Restart, Hosts: s.Hosts, isolation: s.isolation}
 	for i, a := range s.Apps {
 		n.Apps[i].Service = a.Service.DeepCopy()
 		for _, e := range a.Slices {
@@ -124,6 +124,7 @@ func cuts() []func(*scene) {
 	l = append(l, isolationCuts()...)
 	l = append(l, func(s *scene) { s.Restart = nil },
 		func(s *scene) { s.Config = Config{} },
+		func(s *scene) { s.Hosts = false },
 		func(s *scene) { s.Config.MasqueradeAll = false },
 		func(s *scene) { s.Config.ExternalIPs = "" },
 		func(s *scene) { s.Config.Limits = resolve.Limits{} },

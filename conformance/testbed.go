@@ -16,6 +16,7 @@ import (
 
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/source"
@@ -34,10 +35,10 @@ type testbed struct {
 	network        *podNetwork // nil: the cluster's own wires
 	config         Config
 	objects        map[source.Key]source.Object
-	agents         map[string]*agent                // by node
-	devices        map[string]map[netip.Addr]string // by node: by which device it reaches its pods
-	addresses      map[string][]netip.Addr          // by node: its own, those that its pod network added among them
-	made           map[string][]source.Key          // by the name in a slices section: the objects that it made
+	agents         map[string]*agent          // by node
+	devices        map[string][]policy.Device // by node: by which it reaches its pods
+	addresses      map[string][]netip.Addr    // by node: its own, those that its pod network added among them
+	made           map[string][]source.Key    // by the name in a slices section: the objects that it made
 	known          map[string]netip.AddrPort
 	flows          map[string]*flow
 	lost           map[string]bool // flows that ended with a subject whose connections do
@@ -63,7 +64,7 @@ type agent struct {
 // newTestbed brings the cast up, and the subject on each node with nothing but the nodes and pods to know of.
 func newTestbed(ctx context.Context, s Implementation, c Config) (*testbed, error) {
 	w := &testbed{patience: s.within(patience), implementation: s, config: c, objects: map[source.Key]source.Object{},
-		agents: map[string]*agent{}, devices: map[string]map[netip.Addr]string{}, addresses: map[string][]netip.Addr{},
+		agents: map[string]*agent{}, devices: map[string][]policy.Device{}, addresses: map[string][]netip.Addr{},
 		made: map[string][]source.Key{}, known: map[string]netip.AddrPort{}, flows: map[string]*flow{},
 		lost: map[string]bool{}, servers: map[string]*server{}}
 	o := sandbox.Options{Objects: topologyObjects(), Serve: true}
@@ -116,7 +117,10 @@ func (w *testbed) readDevices(node string) error {
 		if err != nil {
 			return err
 		}
-		w.devices[node], err = hosts.Devices()
+		devices, err := hosts.Devices()
+		for _, d := range devices {
+			w.devices[node] = append(w.devices[node], policy.Device(d))
+		}
 		w.addresses[node] = host.Addresses
 		if w.network != nil {
 			w.addresses[node] = append(slices.Clone(host.Addresses), ownAddresses(node)...)
@@ -181,11 +185,11 @@ func (w *testbed) resolveConfig(node string, host *sandbox.Host) resolve.Config 
 		Node: node, Addresses: w.addresses[node], MasqueradeAll: w.config.MasqueradeAll,
 		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,
 		DirectServerReturn: w.config.DirectServerReturn,
-		APIServers:         []netip.AddrPort{apiServer},
-		Objects:            resolve.Objects{HostPorts: w.config.HostPorts},
-		ExternalIPs:        w.config.ExternalIPs, Limits: w.config.Limits,
+		Guard:              resolve.Guard{ExternalIPs: w.config.ExternalIPs, APIServers: []netip.AddrPort{apiServer}},
+		Objects:            resolve.Objects{HostPorts: w.config.HostPorts}, Limits: w.config.Limits,
 		Capabilities: model.Capabilities{Name: w.implementation.Name, Schedulers: w.implementation.Schedulers,
-			Fallback: w.implementation.Fallback},
+			Fallback: w.implementation.Fallback, Unsupported: model.Unsupported{
+				NoRemote: w.implementation.NoRemote, NoLocal: w.implementation.NoLocal}},
 	}
 	c.PodInterfaces.Name, c.PodInterfaces.Prefix = strings.CutSuffix(w.config.PodInterfaces, "*")
 	for _, t := range w.config.ClusterCIDRs {
@@ -195,7 +199,7 @@ func (w *testbed) resolveConfig(node string, host *sandbox.Host) resolve.Config 
 	return c
 }
 
-// change hands changes to the subject by way of the resolver.
+// change passes changes to the subject by way of the resolver.
 func (a *agent) change(l []source.Change) {
 	d := a.resolver.Apply(l)
 	a.runner.Change(a.served(d.Services.Put), a.served(d.Services.Del))
@@ -322,7 +326,8 @@ func (w *testbed) applyStep(ctx context.Context, s *Step) error {
 func equalConfig(a, b Config) bool {
 	return a.Policies == b.Policies && a.ExternalIPs == b.ExternalIPs && a.Limits == b.Limits &&
 		a.MasqueradeAll == b.MasqueradeAll && a.ProxyName == b.ProxyName && a.PodInterfaces == b.PodInterfaces &&
-		a.DirectServerReturn == b.DirectServerReturn && slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
+		a.DirectServerReturn == b.DirectServerReturn && a.HostPorts == b.HostPorts &&
+		slices.Equal(a.ClusterCIDRs, b.ClusterCIDRs) &&
 		slices.Equal(a.NodePortAddresses, b.NodePortAddresses)
 }
 

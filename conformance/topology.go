@@ -73,6 +73,9 @@ func (m *member) addr(six bool) netip.Addr {
 // isNode reports whether m is a node itself.
 func (m *member) isNode() bool { return m.Name == "node-"+m.Node }
 
+// onNode reports whether m is in a node's network: the node itself, or a pod there.
+func (m *member) onNode() bool { return m.isNode() || m.Host }
+
 // memberNamed finds a member of the cast by name.
 func memberNamed(name string) *member {
 	for i := range topology {

@@ -1,6 +1,6 @@
 module fairlead.dev/fairlead/deploy
 
-go 1.26.0
+go 1.26.6
 
 require (
 	dario.cat/mergo v1.0.1 // indirect
@@ -86,7 +86,7 @@ require (
 	k8s.io/kube-proxy v0.37.2 // indirect
 	k8s.io/utils v0.0.0-20260626114624-be93311217bd // indirect
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
-	sigs.k8s.io/network-policy-api v0.2.0 // indirect
+	sigs.k8s.io/network-policy-api v0.3.0 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )

@@ -281,6 +281,24 @@ func TestProbes(t *testing.T) {
 	}
 }
 
+// Commands in the agent's container find its socket, wherever the run folder is.
+func TestRunFolder(t *testing.T) {
+	for _, set := range [][]string{nil, {"network.mode=Chained"}, {"network.runFolder=/run/net"},
+		{"network.mode=Own", "network.runFolder=/run/net"}} {
+		r := render(t, set...)
+		want := r.load(t).Own.Network.RunFolder
+		if !slices.ContainsFunc(r.agent().VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.MountPath == want && !m.ReadOnly
+		}) {
+			t.Errorf("%v: no volume is mounted at %s", set, want)
+		}
+		if want != config.DefaultRunFolder && !slices.Contains(r.agent().Env,
+			corev1.EnvVar{Name: config.EnvRunFolder, Value: want}) {
+			t.Errorf("%v: %s is not %s", set, config.EnvRunFolder, want)
+		}
+	}
+}
+
 // Both configurations go through; a name of another cluster-wide object is another.
 func TestConfiguration(t *testing.T) {
 	r := render(t, "kubeProxy.clusterCIDR=10.0.0.0/8", "kubeProxy.detectLocalMode=ClusterCIDR",
@@ -307,23 +325,26 @@ func TestPolicyEngines(t *testing.T) {
 
 // Agents may read policies, Pods and Namespaces where policies count, and only there.
 func TestPolicies(t *testing.T) {
-	for mode, want := range map[string][]string{
-		"Ignore": nil, "Audit": {"clusternetworkpolicies", "namespaces", "networkpolicies", "pods"},
-		"Enforce": {"clusternetworkpolicies", "namespaces", "networkpolicies", "pods"},
-	} {
+	all := []string{"clusternetworkpolicies", "customresourcedefinitions", "namespaces", "networkpolicies", "pods"}
+	for mode, want := range map[string][]string{"Ignore": nil, "Audit": all, "Enforce": all} {
 		r := render(t, "policy.mode="+mode, "policy.unknownPods=Allow")
 		if c := r.load(t); string(c.Own.Policy.Mode) != mode || c.Own.Policy.UnknownPods != "Allow" ||
 			c.Own.Policy.Engine != "auto" || c.Policies() != (want != nil) {
 			t.Errorf("%s: told %+v", mode, c.Own.Policy)
 		}
-		var got []string
+		var got, counted []string
 		for _, rule := range r.role.Rules {
 			for _, resource := range rule.Resources {
-				if slices.Contains([]string{"pods", "namespaces", "networkpolicies", "clusternetworkpolicies"}, resource) &&
-					slices.Equal(rule.Verbs, []string{"list", "watch"}) {
+				if slices.Contains(all, resource) && slices.Equal(rule.Verbs, []string{"list", "watch"}) {
 					got = append(got, resource)
 				}
+				if strings.HasSuffix(resource, "adminnetworkpolicies") && slices.Equal(rule.Verbs, []string{"list"}) {
+					counted = append(counted, resource)
+				}
 			}
+		}
+		if want == nil && counted != nil || want != nil && len(counted) != 2 {
+			t.Errorf("%s: agents may count %v", mode, counted)
 		}
 		if slices.Sort(got); !slices.Equal(got, want) {
 			t.Errorf("%s: agents may read %v, want %v", mode, got, want)
@@ -376,7 +397,7 @@ func TestNetwork(t *testing.T) {
 }
 
 // Wrong values are refused by name.
-func TestRefusals(t *testing.T) {
+func TestRejections(t *testing.T) {
 	for set, want := range map[string]string{
 		"mode=best":                                "/mode",
 		"apiServer.host=":                          "/apiServer/host",

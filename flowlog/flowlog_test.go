@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -57,6 +59,11 @@ func TestErrorsNameTheLine(t *testing.T) {
 		"unknown pod":   {head + "\n" + rest[strings.Index(rest, `{"from"`):], "line 2: pod \"shop/web-1\" of a flow"},
 		"no port": {head + `
 {"from":{"ip":"10.0.0.1"},"to":{"ip":"10.0.0.2"},"protocol":6,"connections":1}`, "line 2: invalid flow"},
+		"too many": {head + `
+{"from":{"ip":"10.0.0.1"},"to":{"ip":"10.0.0.2"},"protocol":6,"port":1,"connections":18446744073709551615}`,
+			"line 2: invalid flow"},
+		"too many lost": {strings.Replace(head, `"lost":3`, `"lost":18446744073709551615`, 1), "line 1: invalid header"},
+		"a node's name": {strings.Replace(head, `"node":"a"`, `"node":"\u001b[2J"`, 1), "line 1: invalid header"},
 		"two families": {head + `
 {"from":{"ip":"10.0.0.1"},"to":{"ip":"::2"},"protocol":6,"port":1,"connections":1}`, "line 2: invalid flow"},
 		"unknown field": {head + `
@@ -86,17 +93,57 @@ func TestMergeCountsAConnectionOnce(t *testing.T) {
 	}
 }
 
+// FuzzParse has what was read be valid, no longer than its text lets it be, the same once it is written and read again,
+// and counted whole where it is merged.
 func FuzzParse(f *testing.F) {
-	f.Add(text(f, sample()))
+	written := text(f, sample())
+	f.Add(written)
+	head, _, _ := strings.Cut(written, "\n")
+	f.Add(head + `
+{"pod":"a/b","node":"n","labels":{"k":""}}
+{"from":{"ip":"::ffff:10.0.0.1","pod":"a/b"},"to":{"ip":"10.0.0.2"},"protocol":1,"connections":1}
+{"from":{"ip":"10.0.0.1","pod":"a/b"},"to":{"ip":"10.0.0.2"},"protocol":132,"port":7,"denied":18446744073709551615}
+{"from":{"ip":"10.0.0.1","pod":"a/b"},"to":{"ip":"10.0.0.2"},"protocol":132,"port":7,"connections":5}
+{"from":{"ip":"10.0.0.1","pod":"a/b"},"to":{"ip":"10.0.0.2"},"protocol":132,"port":7,"connections":18446744073709551615}
+`)
 	f.Fuzz(func(t *testing.T, s string) {
 		got, err := Parse(strings.NewReader(s))
 		if err != nil {
 			return
 		}
+		for _, x := range got.Flows {
+			for _, e := range []End{x.Client, x.Server} {
+				if _, known := got.Pods[e.Pod]; !e.Addr.IsValid() || e.Addr.Is4In6() || e.Addr.Zone() != "" ||
+					!known && e.Pod != "" {
+					t.Errorf("%+v", e)
+				}
+			}
+		}
 		written := text(t, got)
+		const escape, line = 6, 256 // bytes of an escaped one, and of all fields' names
+		if most := escape*len(s) + line*(strings.Count(s, "\n")+1); len(written) > most {
+			t.Errorf("%d bytes of %d, at most %d", len(written), len(s), most)
+		}
+		if strings.ContainsFunc(written, func(r rune) bool { return unicode.IsControl(r) && r != '\n' }) {
+			t.Errorf("control characters in %q", written)
+		}
 		again, err := Parse(strings.NewReader(written))
 		if err != nil || text(t, again) != written {
-			t.Errorf("%v: %q", err, written)
+			t.Fatalf("%v: %q", err, written)
+		}
+		for _, l := range []*Log{Merge(got), Merge(got, again)} {
+			for _, x := range got.Flows {
+				i, there := slices.BinarySearchFunc(l.Flows, x.Key(), func(s Seen, k Key) int { return s.Key().Compare(k) })
+				if there != (x.Count > 0) && !hasCount(got, x.Key()) || there && (l.Flows[i].Count < x.Count ||
+					!slices.Equal(l.Flows[i].Nodes, []string{got.Node})) {
+					t.Errorf("%+v is merged to %+v", x, l.Flows)
+				}
+			}
 		}
 	})
+}
+
+// hasCount reports whether a file has connections of a flow, in any of its lines.
+func hasCount(f *File, k Key) bool {
+	return slices.ContainsFunc(f.Flows, func(x Flow) bool { return x.Key() == k && x.Count > 0 })
 }

@@ -17,6 +17,7 @@ import (
 const (
 	maxLine  = 64 << 10 // bytes
 	maxLines = 2 << 20
+	maxCount = 1 << 40 // of connections, so that no sum overflows
 )
 
 // Read reads a file. Errors name it and the line.
@@ -84,7 +85,13 @@ func (f *File) header(b []byte) error {
 	if version.Version != Version {
 		return fmt.Errorf("version %d of the format: this program reads version %d", version.Version, Version)
 	}
-	return decode(b, &f.Header)
+	if err := decode(b, &f.Header); err != nil {
+		return err
+	}
+	if n := max(f.Lost, f.Beyond, f.Unclear); n > maxCount || !printable(f.Node) {
+		return fmt.Errorf("invalid header: node %q, %d connections missing", f.Node, n)
+	}
+	return nil
 }
 
 // line reads a pod or a flow.
@@ -115,9 +122,10 @@ func (f *File) line(b []byte) error {
 			return err
 		}
 	}
-	if flow.Count+flow.Denied == 0 || flow.Protocol == 0 || flow.Client.Addr.Is4() != flow.Server.Addr.Is4() ||
+	n := max(flow.Count, flow.Denied)
+	if n == 0 || n > maxCount || flow.Protocol == 0 || flow.Client.Addr.Is4() != flow.Server.Addr.Is4() ||
 		HasPorts(flow.Protocol) != (flow.Port > 0) {
-		return fmt.Errorf("invalid flow %s of %d connections", flow.Key(), flow.Count)
+		return fmt.Errorf("invalid flow %s of %d connections", flow.Key(), n)
 	}
 	f.Flows = append(f.Flows, flow)
 	return nil

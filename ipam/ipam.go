@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"fairlead.dev/fairlead/cni"
 )
@@ -23,6 +24,8 @@ import (
 type Record struct {
 	ID        string       `json:"id"` // as cni.Key makes it
 	Pod       string       `json:"pod,omitempty"`
+	UID       string       `json:"uid,omitempty"` // of the Pod, as far as known
+	Made      time.Time    `json:"made,omitzero"` // when it was recorded
 	Interface string       `json:"interface"`
 	NetNS     string       `json:"netns,omitempty"` // path, as the runtime has it
 	Network   string       `json:"network"`         // name of the network configuration
@@ -325,7 +328,7 @@ func (p *Pool) Allocate(r Record) (Record, error) {
 	if err != nil {
 		return r, err
 	}
-	r.Addresses = addresses
+	r.Addresses, r.Made = addresses, time.Now()
 	b, err := json.Marshal(r)
 	if err == nil {
 		err = p.write(cni.RecordFile(r.ID), b)
@@ -377,6 +380,7 @@ func (p *Pool) Settle(cut func(left func(netip.Addr) bool) error) error {
 // Adopt records an attachment that another plugin made, with the addresses that it has, in place of what is recorded of
 // it.
 func (p *Pool) Adopt(r Record) error {
+	r.Made = time.Now()
 	b, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -425,22 +429,6 @@ func (p *Pool) mayHave(a netip.Addr) error {
 		return &InUse{a, fmt.Sprintf("it is reserved in %s", p.ranges[i])}
 	case p.used[a] != "":
 		return &InUse{a, "it is in use by " + p.used[a]}
-	}
-	return nil
-}
-
-// Available returns an Exhausted if a family has no free address left.
-func (p *Pool) Available() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.released {
-		of := p.of(i)
-		if len(of) == 0 {
-			continue
-		}
-		if _, ok := p.next(i, of); !ok {
-			return &Exhausted{of, p.count(of)}
-		}
 	}
 	return nil
 }

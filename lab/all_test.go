@@ -24,6 +24,7 @@ type made struct {
 	planned time.Duration
 	during  func(context.Context) error
 	repeats string
+	before  func(context.Context) error // its preparation; nil: there is none
 }
 
 func (made) ProfileName() string { return "quick" }
@@ -49,9 +50,12 @@ func (m made) Steps(out *result.Writer) []experiment.Step {
 }
 
 func (m made) experiment() experiment.Experiment {
-	return experiment.Experiment{Name: m.id, Short: "counts", Prepare: func(context.Context, *testbed.Testbed,
-		experiment.Options) (experiment.Trial, error) {
-		return m, nil
+	return experiment.Experiment{Name: m.id, Short: "counts", Prepare: func(ctx context.Context, _ *testbed.Testbed,
+		_ experiment.Options) (experiment.Trial, error) {
+		if m.before == nil {
+			return m, nil
+		}
+		return m, m.before(ctx)
 	}, Repeats: m.repeats}
 }
 
@@ -141,6 +145,35 @@ func TestRunAllInterrupted(t *testing.T) {
 	}
 	wants(t, text, "first (interrupted before its end)", "second (not begun: the run was interrupted)",
 		"This is not a whole run: it was interrupted.", "C4, last")
+}
+
+// A run that ends while it is prepared says that, whatever the preparation failed with, and not that it has no time.
+func TestRunEndsDuringPreparation(t *testing.T) {
+	interrupted, stop := context.WithCancel(t.Context())
+	defer stop()
+	late, end := context.WithTimeout(t.Context(), time.Second)
+	defer end()
+	for _, c := range []struct {
+		ctx    context.Context
+		before func(context.Context) error
+		want   error
+	}{
+		{interrupted, func(context.Context) error {
+			stop()
+			return errors.New("nft: signal: killed")
+		}, context.Canceled},
+		{interrupted, fine, context.Canceled},
+		{late, func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		}, context.DeadlineExceeded},
+	} {
+		e := made{id: "prepared", planned: time.Hour, during: fine, before: c.before}.experiment()
+		if dir, err := Run(c.ctx, e, labtest.Options(t, io.Discard)); !errors.Is(err, c.want) || dir != "" {
+			t.Errorf("folder %q, error %v, want %v", dir, err, c.want)
+		}
+		labtest.NothingLeft(t)
+	}
 }
 
 // A run that is killed leaves what a page of its finished parts is made of.

@@ -13,8 +13,7 @@ type Capabilities struct {
 	Unserved  []Remark // frontends that it can't serve
 	Long      []Remark // packets longer than the smallest MTU that may be late or lost, and replies to them
 	Unmatched []Remark // packets that match no frontend and pass, where a ClusterIP rejects or a ServiceCIDR drops them
-	NoIPVLAN  string   // why it can't serve pods that DeviceKind.IPVLAN connects; "": it can
-	NoDirect  string   // why backends' nodes can't reply to clients (Frontend.DSR); "": they can
+	Unsupported
 
 	MasqueradesAll bool // backends never see the client's address, whatever Frontend.Masquerade says
 	Ends           bool // its connections end with the agent, since they run through it
@@ -26,6 +25,14 @@ type Capabilities struct {
 	Batch int // facts in one Write at most; 0 leaves it to the loop
 
 	Remarks []Remark // what else a user should know before choosing it
+}
+
+// Unsupported is why a service data plane can't do what not all can; "": it can.
+type Unsupported struct {
+	NoIPVLAN string // serve pods that DeviceKind.IPVLAN connects
+	NoDirect string // have backends' nodes reply to clients (Frontend.DSR)
+	NoRemote string // serve node ports at other nodes' addresses (Frontend.Remote)
+	NoLocal  string // serve host ports at 127.0.0.1
 }
 
 // Capacity is how much a service data plane can hold.

@@ -90,14 +90,15 @@ func (k TunnelKind) String() string { return [...]string{"VXLAN", "IPIP"}[k] }
 // Tunnel is this node's end of the overlay.
 type Tunnel struct {
 	Kind      TunnelKind
-	VNI       uint32       // VXLAN
-	Port      uint16       // VXLAN: UDP, of every node
-	Local     netip.Addr   // outer source
-	MAC       [6]byte      // VXLAN: of the end itself
-	Uplink    string       // the device by which packets to other nodes leave
-	MTU       int          // of packets inside, bytes
-	Own       []netip.Addr // this node's addresses inside Network.Ranges, sorted: the sources of what it sends itself
-	AnySource bool         // packets of external clients come through it too, with their own source: direct server return
+	VNI       uint32         // VXLAN
+	Port      uint16         // VXLAN: UDP, of every node
+	Local     netip.Addr     // outer source
+	MAC       [6]byte        // VXLAN: of the end itself
+	Uplink    string         // the device by which packets to other nodes leave
+	MTU       int            // of packets inside, bytes
+	Own       []netip.Addr   // this node's addresses inside Network.Ranges, sorted: of clients that it masquerades
+	Pods      []netip.Prefix // those of Network.Ranges whose packets take Routes that are PodsOnly; sorted
+	AnySource bool           // direct server return: packets of external clients come through it too, with their source
 }
 
 // Equal reports whether n and o say the same.
@@ -121,7 +122,8 @@ func (t *Tunnel) equal(o *Tunnel) bool {
 		return t == o
 	}
 	return t.Kind == o.Kind && t.VNI == o.VNI && t.Port == o.Port && t.Local == o.Local && t.MAC == o.MAC &&
-		t.Uplink == o.Uplink && t.MTU == o.MTU && t.AnySource == o.AnySource && slices.Equal(t.Own, o.Own)
+		t.Uplink == o.Uplink && t.MTU == o.MTU && t.AnySource == o.AnySource && slices.Equal(t.Own, o.Own) &&
+		slices.Equal(t.Pods, o.Pods)
 }
 
 // Hop is how packets get to another node.
@@ -138,21 +140,31 @@ const (
 // String returns "direct", "tunneled", "external" or "unreachable".
 func (h Hop) String() string { return [...]string{"direct", "tunneled", "external", "unreachable"}[h] }
 
-// Route is how packets for pods of another node get there: one for each range of each other node. Routes are
-// comparable.
+// Route is how packets for another node get there: one for each range of its pods and, where those are Tunneled, for
+// each of its own addresses. Routes are comparable.
 type Route struct {
 	Node   string
 	To     netip.Prefix
 	Via    netip.Addr // the node's address: next hop, or outer destination; zero where it isn't needed
 	Device string     // Direct: the device that Via is behind
 	Source netip.Addr // of what this node sends there itself; zero: the kernel's choice
-	// Tunneled: the node's own address of To's family, as the source of its replies to pods; zero: it has none
+	// End is the node's end of the tunnel, by whatever hop its pods are reached: the outer source of what it sends through
+	// the tunnel; zero: this node has no tunnel, or that node no address for it
+	End netip.Addr
+	// Internal is the node's own address of To's family, where it has an End and that is another: the source of its
+	// replies to pods; zero: it has none
 	Internal netip.Addr
+
+	// Tunneled: the node is on a link of this one, and may send directly while the overlay is being changed
+	OnLink bool
 
 	Gateway netip.Addr // Tunneled, VXLAN: the next hop inside the tunnel
 	MAC     [6]byte    // Tunneled, VXLAN: of the far end
 	Hop     Hop
 	Tunnel  TunnelKind // Tunneled: of which kind
+	// Tunneled: To is an address of the node itself, which packets of this node's pods (Tunnel.Pods) reach through the
+	// tunnel, and all others by the underlay
+	PodsOnly bool
 }
 
 // String returns text such as "10.244.2.0/24 of node b: tunneled via 192.168.0.2".
@@ -168,6 +180,7 @@ func (r *Route) String() string {
 type Attachment struct {
 	ID        string       // container and interface, as the runtime names them
 	Pod       string       // "namespace/name", for people
+	UID       string       // of the Pod; "": not known
 	Addresses []netip.Addr // at most one a family
 	Kind      DeviceKind
 	Interface string         // the pod's end of the device, in its network namespace
@@ -223,7 +236,7 @@ func (n *PodNetwork) Parts() (l []NetworkPart) {
 	return l
 }
 
-// Route returns the route to another node's pod, nil where no range has the address.
+// Route returns the route to another node's pod, or of pods to another node, nil where there is none.
 func (n *PodNetwork) Route(a netip.Addr) *Route {
 	i, found := slices.BinarySearchFunc(n.Routes, a, func(r *Route, a netip.Addr) int {
 		return cmp.Compare(r.To.Addr().BitLen(), a.BitLen())*2 + r.To.Addr().Compare(a)

@@ -74,21 +74,30 @@ type DerivedPart interface {
 	Origin() PolicyPart
 }
 
-// PolicyOwnerOf returns the owner of a part: the pod of a Subject, so that it can be waited for, the first policy of a
-// Ruleset, and none for parts that many share.
+// PolicyOwnerOf returns the owner of a part: the pod of a Subject or Device, so that it can be waited for, the first
+// policy of a Ruleset, and none for parts that many share.
 func PolicyOwnerOf(p PolicyPart) Owner {
 	switch v := p.(type) {
 	case DerivedPart:
 		return PolicyOwnerOf(v.Origin())
 	case *Subject:
-		namespace, name, _ := strings.Cut(v.Pod, "/")
-		return Owner{KindPod, namespace, name}
+		return podOwner(v.Pod)
+	case *Device:
+		if v.Pod != "" {
+			return podOwner(v.Pod)
+		}
 	case *Ruleset:
 		if len(v.Policies) > 0 {
 			return v.Policies[0].Owner()
 		}
 	}
 	return Owner{}
+}
+
+// podOwner returns the pod "namespace/name" as an owner.
+func podOwner(pod string) Owner {
+	namespace, name, _ := strings.Cut(pod, "/")
+	return Owner{KindPod, namespace, name}
 }
 
 // PolicyLabelOf returns what a part is, for people: "pod shop/web-1 at 10.0.0.7", a Ruleset's or Peer's name.
@@ -100,6 +109,8 @@ func PolicyLabelOf(p PolicyPart) string {
 		return "node"
 	case *Subject:
 		return fmt.Sprintf("pod %s at %s", v.Pod, v.Addr)
+	case *Device:
+		return "device " + v.Name
 	case *Ruleset:
 		return v.Name
 	case *PeerTable:

@@ -54,11 +54,12 @@ const (
 // String returns "egress" or "ingress".
 func (d Direction) String() string { return [...]string{"egress", "ingress"}[d] }
 
-// PolicyPart is one piece of a decided node that a policy data plane serves: *PolicyNode, *Subject, *Ruleset,
+// PolicyPart is one piece of a decided node that a policy data plane serves: *PolicyNode, *Device, *Subject, *Ruleset,
 // *PeerTable, *PeerVerdict or *Peer.
 type PolicyPart interface{ policyPart() }
 
 func (*PolicyNode) policyPart()  {}
+func (*Device) policyPart()      {}
 func (*Subject) policyPart()     {}
 func (*Ruleset) policyPart()     {}
 func (*PeerTable) policyPart()   {}
@@ -77,6 +78,7 @@ type PolicyNode struct {
 	// destinations that are evaluated only after translation, where packets are delivered to the node or to ProxyDevice
 	PreDNAT []netip.Prefix
 	CutMark uint32 // a bit: connections whose mark has it are cut; 0: no connection is
+	Devices bool   // there are Devices
 }
 
 // Sources returns the addresses that the node's own processes send from: also 127.0.0.1, from which a node port may be
@@ -90,7 +92,29 @@ type Subject struct {
 	Pod     string // "namespace/name"
 	Addr    netip.Addr
 	Device  string                 // "" if unknown; else packets of this source that come in elsewhere are forged
+	Bridge  string                 // what other pods on it send to this address is never evaluated; "": there is none
 	Out, In [PolicyStages]*Ruleset // nil: nothing decides there
+}
+
+// Device is a network device of this node that is one pod's alone. What comes in by it from another address than
+// Sources is forged, whatever its family; of IPv6, but for neighbour discovery.
+type Device struct {
+	Name    string
+	Pod     string         // "namespace/name"; "": none that is known
+	Sources []netip.Prefix // sorted and disjoint
+}
+
+// Admits reports whether a is one of the device's Sources.
+func (d *Device) Admits(a netip.Addr) bool {
+	return slices.ContainsFunc(d.Sources, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// Equal reports whether d and o say the same.
+func (d *Device) Equal(o *Device) bool {
+	if d == nil || o == nil {
+		return d == o
+	}
+	return d.Name == o.Name && d.Pod == o.Pod && slices.Equal(d.Sources, o.Sources)
 }
 
 // Ruleset is what decides for a subject in one direction and stage.
@@ -145,7 +169,7 @@ type RuleRef struct {
 	PolicyRef
 	Direction Direction
 	Index     int    // in the policy's list; -1: what the policy says by isolating the pod
-	Name      string // the rule's own, if any
+	RuleName  string // the rule's own, if any
 }
 
 // String returns "Admin deny-telnet egress[2] no-db", or "NetworkPolicy shop/web ingress" for an isolation.
@@ -154,7 +178,7 @@ func (r RuleRef) String() string {
 	if r.Index >= 0 {
 		s += fmt.Sprintf("[%d]", r.Index)
 	}
-	return strings.TrimSpace(s + " " + r.Name)
+	return strings.TrimSpace(s + " " + r.RuleName)
 }
 
 // PeerTable is who may pass at a port entry: the first of its rules that matches, else Otherwise. Port entries,
@@ -265,6 +289,7 @@ func (t *PeerTable) Decisions() (out []Decision) {
 // Policies is the policy parts of a whole decided node, as a data plane finds them.
 type Policies struct {
 	Node     *PolicyNode
+	Devices  map[string]*Device // by name
 	Subjects map[netip.Addr]*Subject
 	Singles  map[netip.Addr]*Peer
 	Ranges   []*Peer // sorted
@@ -281,56 +306,71 @@ func (v *PeerVerdict) Key() PeerVerdictKey { return PeerVerdictKey{v.PeerTable.I
 
 // NewPolicies returns a snapshot without parts.
 func NewPolicies() *Policies {
-	return &Policies{Node: &PolicyNode{}, Subjects: map[netip.Addr]*Subject{}, Singles: map[netip.Addr]*Peer{},
-		Rulesets: map[uint64]*Ruleset{}, Tables: map[uint64]*PeerTable{}, Verdicts: map[PeerVerdictKey]*PeerVerdict{}}
+	return &Policies{Node: &PolicyNode{}, Devices: map[string]*Device{}, Subjects: map[netip.Addr]*Subject{},
+		Singles: map[netip.Addr]*Peer{}, Rulesets: map[uint64]*Ruleset{}, Tables: map[uint64]*PeerTable{},
+		Verdicts: map[PeerVerdictKey]*PeerVerdict{}}
 }
 
 // Apply makes a change true.
 func (s *Policies) Apply(c Change[PolicyPart]) {
-	ranges := false
 	for _, part := range c.Del {
-		switch p := part.(type) {
-		case *Subject:
-			delete(s.Subjects, p.Addr)
-		case *Ruleset:
-			delete(s.Rulesets, p.ID)
-		case *PeerTable:
-			delete(s.Tables, p.ID)
-		case *PeerVerdict:
-			delete(s.Verdicts, p.Key())
-		case *Peer:
-			if p.Single() {
-				delete(s.Singles, p.Range.First)
-			} else if i, ok := s.search(p.Range.First); ok && s.Ranges[i] == p {
-				s.Ranges = slices.Delete(s.Ranges, i, i+1)
-			}
-		}
+		s.del(part)
 	}
+	before := len(s.Ranges)
 	for _, part := range c.Put {
-		switch p := part.(type) {
-		case *PolicyNode:
-			s.Node = p
-		case *Subject:
-			s.Subjects[p.Addr] = p
-		case *Ruleset:
-			s.Rulesets[p.ID] = p
-		case *PeerTable:
-			s.Tables[p.ID] = p
-		case *PeerVerdict:
-			s.Verdicts[p.Key()] = p
-		case *Peer:
-			if p.Single() {
-				s.Singles[p.Range.First] = p
-			} else {
-				s.Ranges, ranges = append(s.Ranges, p), true
-			}
-		}
+		s.put(part)
 	}
 	if len(s.Ranges) == 0 {
 		s.Ranges = nil
 	}
-	if ranges {
+	if len(s.Ranges) > before {
 		slices.SortFunc(s.Ranges, func(a, b *Peer) int { return a.Range.First.Compare(b.Range.First) })
+	}
+}
+
+// del removes a part.
+func (s *Policies) del(part PolicyPart) {
+	switch p := part.(type) {
+	case *Device:
+		delete(s.Devices, p.Name)
+	case *Subject:
+		delete(s.Subjects, p.Addr)
+	case *Ruleset:
+		delete(s.Rulesets, p.ID)
+	case *PeerTable:
+		delete(s.Tables, p.ID)
+	case *PeerVerdict:
+		delete(s.Verdicts, p.Key())
+	case *Peer:
+		if p.Single() {
+			delete(s.Singles, p.Range.First)
+		} else if i, ok := s.search(p.Range.First); ok && s.Ranges[i] == p {
+			s.Ranges = slices.Delete(s.Ranges, i, i+1)
+		}
+	}
+}
+
+// put adds a part: one of a range at the end, whatever its place.
+func (s *Policies) put(part PolicyPart) {
+	switch p := part.(type) {
+	case *PolicyNode:
+		s.Node = p
+	case *Device:
+		s.Devices[p.Name] = p
+	case *Subject:
+		s.Subjects[p.Addr] = p
+	case *Ruleset:
+		s.Rulesets[p.ID] = p
+	case *PeerTable:
+		s.Tables[p.ID] = p
+	case *PeerVerdict:
+		s.Verdicts[p.Key()] = p
+	case *Peer:
+		if p.Single() {
+			s.Singles[p.Range.First] = p
+		} else {
+			s.Ranges = append(s.Ranges, p)
+		}
 	}
 }
 
@@ -369,9 +409,12 @@ func (r *Ruleset) Entry(p Protocol, port uint16) *PortEntry {
 
 // Parts returns everything a policy data plane serves: the node, then what others name before what names them.
 func (s *Policies) Parts() []PolicyPart {
-	l := make([]PolicyPart, 0, 1+len(s.Tables)+len(s.Rulesets)+len(s.Singles)+len(s.Ranges)+len(s.Verdicts)+
-		len(s.Subjects))
+	l := make([]PolicyPart, 0, 1+len(s.Devices)+len(s.Tables)+len(s.Rulesets)+len(s.Singles)+len(s.Ranges)+
+		len(s.Verdicts)+len(s.Subjects))
 	l = append(l, s.Node)
+	for _, name := range slices.Sorted(maps.Keys(s.Devices)) {
+		l = append(l, s.Devices[name])
+	}
 	for _, id := range slices.Sorted(maps.Keys(s.Tables)) {
 		l = append(l, s.Tables[id])
 	}

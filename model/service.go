@@ -21,6 +21,9 @@ func (*HealthCheck) servicePart() {}
 type ServiceNode struct {
 	*Node             // never nil
 	NodePorts []Range // own addresses within these accept NodePort traffic; sorted, disjoint
+	// RemoteNodePorts are addresses of other nodes that accept NodePort traffic: what this node and its pods send there
+	// is translated here (Frontend.Remote). Sorted.
+	RemoteNodePorts []netip.Addr
 	// ServiceRanges are addresses that only Services have: packets to one that is no ClusterIP and match no frontend are
 	// dropped. Sorted, disjoint.
 	ServiceRanges []Range
@@ -150,7 +153,13 @@ type Frontend struct {
 	DSR Origins
 	// Onward reports that a backend is at another frontend's entry. It must be translated where its packets pass, and
 	// once: packets that a socket sends to such a backend would be taken for that entry's.
-	Onward  bool
+	Onward bool
+	// Remote reports that a node port also stands for ServiceNode.RemoteNodePorts, for FromNode and FromPod. There a pod's
+	// source isn't masqueraded, whatever Masquerade says, but on the way back to itself.
+	Remote bool
+	// Shared reports that it is a ClusterIP which this node has at a device of its own, as NodeLocal DNSCache does: a
+	// process of the node that is bound to the entry goes before the Service.
+	Shared  bool
 	Sources []netip.Prefix // the only sources let in; nil lets all in. Sorted, none inside another, Entry's family
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source/manifest"
@@ -163,7 +163,8 @@ func (c *Cluster) connect(src, dst end, p port, by string) (Connection, error) {
 		}
 	}
 	if k.Fate == "" {
-		return k, fmt.Errorf("%s and %s have no addresses of one family: %v and %v", src.name, dst.name, src.addrs, dst.addrs)
+		return k, fmt.Errorf("%s and %s have no addresses of one family: those are %s and %s", src.name, dst.name,
+			family(src.addrs[0]), family(dst.addrs[0]))
 	}
 	return k, nil
 }

@@ -27,6 +27,8 @@ import (
 type Options struct {
 	Services service.Config
 	Policies policy.Config
+	// NodePeers has nodes be peers of suggested ClusterNetworkPolicies: the cluster has that kind, with this field.
+	NodePeers bool
 }
 
 // wholeCluster is how many times the bounds of one node's policies, all bounds together, hold for a whole cluster.
@@ -39,7 +41,7 @@ type Cluster struct {
 	options  Options
 	changes  []source.Change
 	policies *model.Policies // with the pods of all nodes
-	problems []source.Problem
+	resolver *policy.Resolver
 	pods     map[netip.Addr]*corev1.Pod // those that count, by address
 	byName   map[string]*corev1.Pod     // the same by "namespace/name"; nil until it is asked for
 	nodes    map[netip.Addr]string
@@ -56,8 +58,10 @@ type podRange struct {
 	node string
 }
 
-// New returns the Cluster that has these objects.
+// New returns the Cluster that has these objects. Pods that stand for pod templates (source.Template) get addresses,
+// unless there are pods of the template, and Services without EndpointSlices lead to the pods that they select then.
 func New(objects []source.Object, o Options) *Cluster {
+	objects = withTemplates(objects, o.Policies.PodRanges)
 	c := &Cluster{Names: objects, options: o, pods: map[netip.Addr]*corev1.Pod{}, nodes: map[netip.Addr]string{},
 		own: map[string][]netip.Addr{}, services: map[string]*model.Snapshot{}, views: map[string]*model.Policies{}}
 	for _, x := range objects {
@@ -76,11 +80,10 @@ func New(objects []source.Object, o Options) *Cluster {
 	}
 	c.names = slices.Sorted(maps.Keys(c.own))
 	o.Policies.Node, o.Policies.Addresses, o.Policies.AllNodes = "", nil, true
-	l := &o.Policies.Limits
-	l.Total, l.Verdicts = policy.DefaultLimits.Total*wholeCluster, policy.DefaultLimits.Verdicts*wholeCluster
+	o.Policies.Limits = policy.DefaultLimits.Times(wholeCluster)
 	r := policy.New(o.Policies)
 	r.Apply(c.changes)
-	c.policies, c.problems = r.Policies(), r.Problems()
+	c.policies, c.resolver = r.Policies(), r
 	for _, x := range objects {
 		if v, ok := x.(*corev1.Pod); ok && counts(v) {
 			for _, a := range podAddresses(v) {
@@ -94,7 +97,7 @@ func New(objects []source.Object, o Options) *Cluster {
 }
 
 // Problems returns what is wrong with the policies, as the agents of all nodes would report it.
-func (c *Cluster) Problems() []source.Problem { return c.problems }
+func (c *Cluster) Problems() []source.Problem { return c.resolver.Problems() }
 
 // NodeOf returns the node that has an address itself, runs the pod that has it, or has it in the range of its pods, ""
 // if none is known.

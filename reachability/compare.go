@@ -35,20 +35,21 @@ func Compare(before, after *Cluster) (*Comparison, error) {
 		return nil, fmt.Errorf("%d workloads, nodes and CIDRs come to %d pairs, %d are the limit", len(gs), n, maxCells)
 	}
 	out := &Comparison{Allowed: []Difference{}, Denied: []Difference{}}
-	for name := range after.podNames() {
-		if before.pod(name) == nil {
+	was, is := before.podNames(), after.podNames()
+	for name := range is {
+		if !was[name] {
 			out.Apart++
 		}
 	}
-	for name := range before.podNames() {
-		if after.pod(name) == nil {
+	for name := range was {
+		if !is[name] {
 			out.Apart++
 		}
 	}
 	for _, a := range gs {
 		for _, b := range gs {
-			src, dst, is := between(a, b, 0)
-			if old, oldTo, was := between(a, b, 1); is && was {
+			src, dst, now := between(a, b, 0)
+			if old, oldTo, then := between(a, b, 1); now && then {
 				out.Compared++
 				out.pair(a, b, before.families(old, oldTo), after.families(src, dst))
 			}
@@ -57,11 +58,11 @@ func Compare(before, after *Cluster) (*Comparison, error) {
 	return out, nil
 }
 
-// podNames returns the names of all pods that count.
+// podNames returns the names of all pods, and of workloads with a pod template, that count.
 func (c *Cluster) podNames() map[string]bool {
 	out := map[string]bool{}
 	for _, v := range c.pods {
-		out[v.Namespace+"/"+v.Name] = true
+		out[memberName(v)] = true
 	}
 	return out
 }

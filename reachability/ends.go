@@ -40,6 +40,9 @@ func (c *Cluster) ends(text string, destination bool) ([]end, error) {
 			return []end{{name: source.KeyOf(s).String(), addrs: clusterIPs(s), service: s}}, nil
 		}
 	}
+	if l := c.ofTemplate(text); l != nil {
+		return l, nil
+	}
 	addrs := c.addresses(text)
 	if len(addrs) == 0 {
 		if s := c.Service(text); s != nil {
@@ -94,6 +97,20 @@ func (c *Cluster) selected(text, namespace, selector string) (out []end, err err
 		return nil, fmt.Errorf("%s matches no running pod with an address%s", text, c.nearNamespace(namespace))
 	}
 	return out, nil
+}
+
+// ofTemplate returns the pods of the workload that goes by a name: namespace/kind/name or namespace/name.
+func (c *Cluster) ofTemplate(text string) (out []end) {
+	for _, o := range c.Names {
+		v, ok := o.(*corev1.Pod)
+		if !ok || !slices.Contains(templateNames(v), text) {
+			continue
+		}
+		if addrs := podAddresses(v); len(addrs) > 0 {
+			out = append(out, end{name: v.Namespace + "/" + v.Name, addrs: addrs, pod: c.pods[addrs[0]]})
+		}
+	}
+	return out
 }
 
 // podOwn returns the addresses that count as a pod's.
@@ -181,7 +198,7 @@ func (c *Cluster) at(e end, text string) ([]end, port, error) {
 func (c *Cluster) endpoints(s *corev1.Service, number uint16, protocol model.Protocol) (out []end, target uint16) {
 	name := ""
 	for _, p := range s.Spec.Ports {
-		if uint16(p.Port) == number && cmp.Or(protocols[strings.ToLower(string(p.Protocol))], model.TCP) == protocol {
+		if uint16(p.Port) == number && protocolOf(p.Protocol) == protocol {
 			name = p.Name
 		}
 	}
@@ -190,15 +207,21 @@ func (c *Cluster) endpoints(s *corev1.Service, number uint16, protocol model.Pro
 		if !ok || v.Namespace != s.Namespace || v.Labels[discoveryv1.LabelServiceName] != s.Name {
 			continue
 		}
-		for _, p := range v.Ports {
-			if p.Port != nil && (p.Name == nil && name == "" || p.Name != nil && *p.Name == name) {
-				target = uint16(*p.Port)
-			}
+		i := slices.IndexFunc(v.Ports, func(p discoveryv1.EndpointPort) bool {
+			return p.Port != nil && (p.Name == nil && name == "" || p.Name != nil && *p.Name == name)
+		})
+		if i < 0 {
+			continue
 		}
+		target = uint16(*v.Ports[i].Port)
 		for _, ep := range v.Endpoints {
 			for _, text := range ep.Addresses {
 				if a, err := service.ParseAddr(text); err == nil {
-					out = append(out, end{name: a.String(), addrs: []netip.Addr{a}, pod: c.pods[a]})
+					e := end{name: a.String(), addrs: []netip.Addr{a}, pod: c.pods[a]}
+					if ref := ep.TargetRef; ref != nil {
+						e.name = ref.Namespace + "/" + ref.Name
+					}
+					out = append(out, e)
 				}
 			}
 		}
@@ -218,7 +241,7 @@ func podPort(text string, e end) (port, error) {
 	}
 	var names []string
 	for _, p := range containerPorts(e.pod) {
-		of := cmp.Or(protocols[strings.ToLower(string(p.Protocol))], model.TCP)
+		of := protocolOf(p.Protocol)
 		if p.Name == name && (protocol == 0 || protocol == of) {
 			return port{protocol: of, number: uint16(p.ContainerPort)}, nil
 		}

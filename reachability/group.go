@@ -29,8 +29,8 @@ type Group struct {
 	Name      string
 	Kind      GroupKind
 	Namespace string   // of pods
-	Members   []string // sorted
-	// up to two members, each as an end in every cluster that is compared
+	Members   []string // sorted; a workload stands for the pods of its template
+	// up to two of them, each as an end in every cluster that is compared
 	samples [][]end
 }
 
@@ -62,7 +62,10 @@ func add(all map[string]*Group, key string, g Group, member string, ends []end) 
 		of = &g
 		all[key] = of
 	}
-	if of.Members = append(of.Members, member); len(of.samples) < 2 {
+	if n := len(of.Members); n == 0 || of.Members[n-1] != member { // several pods stand for one template
+		of.Members = append(of.Members, member)
+	}
+	if len(of.samples) < 2 {
 		of.samples = append(of.samples, ends)
 	}
 }
@@ -90,7 +93,7 @@ func podGroups(cs []*Cluster) []*Group {
 		}
 		if len(ends) == len(cs) {
 			g := Group{Name: v.Namespace + "/" + called(labels, v.Name), Kind: Pods, Namespace: v.Namespace}
-			add(all, key, g, name, ends)
+			add(all, key, g, memberName(v), ends)
 		}
 	}
 	out := slices.Collect(maps.Values(all))

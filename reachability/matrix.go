@@ -124,7 +124,7 @@ func (c *Cluster) listedPorts() func(*Group) []ListedPort {
 			return compactPorts(leaving)
 		}
 		for _, p := range containerPorts(g.samples[0][0].pod) {
-			out = append(out, ListedPort{p.Name, cmp.Or(protocols[strings.ToLower(string(p.Protocol))], model.TCP),
+			out = append(out, ListedPort{p.Name, protocolOf(p.Protocol),
 				uint16(p.ContainerPort), uint16(p.ContainerPort)})
 		}
 		for _, a := range g.samples[0][0].addrs {

@@ -73,6 +73,9 @@ func (n Names) Unknown(name string) error {
 		switch k := source.KeyOf(o); k.Kind {
 		case source.Service, source.Pod:
 			names = append(names, k.Namespace+"/"+k.Name)
+			if v, ok := o.(*corev1.Pod); ok {
+				names = append(names, templateNames(v)...)
+			}
 			if !strings.Contains(name, "/") {
 				names = append(names, k.Name)
 			}
@@ -218,7 +221,12 @@ func nodeAddresses(v *corev1.Node) (out []netip.Addr) {
 
 // counts reports whether policies know a pod: it has not ended, and has an address of its own.
 func counts(v *corev1.Pod) bool {
-	return !v.Spec.HostNetwork && v.Status.Phase != corev1.PodSucceeded && v.Status.Phase != corev1.PodFailed
+	return !v.Spec.HostNetwork && !ended(v)
+}
+
+// ended reports whether a pod has run to its end.
+func ended(v *corev1.Pod) bool {
+	return v.Status.Phase == corev1.PodSucceeded || v.Status.Phase == corev1.PodFailed
 }
 
 // Pods returns "namespace/name" of pods by their own addresses.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 )
 
 //go:embed page.html
@@ -40,9 +41,17 @@ type (
 // Summary returns how many pods, workloads and pairs of them there are, in a sentence.
 func (m *Matrix) Summary() string {
 	pods, workloads, all, some, none := 0, 0, 0, 0, 0
+	templates := map[string]bool{}
 	for i, g := range m.Groups {
 		if g.Kind == Pods {
-			pods, workloads = pods+len(g.Members), workloads+1
+			workloads++
+			for _, name := range g.Members {
+				if of, is := templateOf(name); is {
+					templates[of] = true
+				} else {
+					pods++
+				}
+			}
 		}
 		for _, c := range m.Cells[i] {
 			switch {
@@ -56,7 +65,11 @@ func (m *Matrix) Summary() string {
 			}
 		}
 	}
-	s := fmt.Sprintf("%d pods of %d workloads; of %d pairs %d may use every port, %d some ports, %d none", pods, workloads,
+	members := fmt.Sprintf("%d pods", pods)
+	if n := len(templates); n > 0 {
+		members = strings.TrimPrefix(members+fmt.Sprintf(" and %d pod templates", n), "0 pods and ")
+	}
+	s := fmt.Sprintf("%s of %d workloads; of %d pairs %d may use every port, %d some ports, %d none", members, workloads,
 		all+some+none, all, some, none)
 	if m.More > 0 {
 		s += fmt.Sprintf("; %d further ports are not listed", m.More)

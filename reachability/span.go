@@ -74,9 +74,13 @@ func (c *Cluster) spans(src, dst netip.Addr) (out []Span) {
 func (c *Cluster) span(src, dst netip.Addr, protocol model.Protocol, first, last uint16) Span {
 	p := verdict.Packet{Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, first), Protocol: protocol}
 	at := verdict.Egress(c.view(c.NodeOf(src)), p)
-	family := "IPv4"
-	if dst.Is6() {
-		family = "IPv6"
+	return Span{protocol, first, last, family(dst), verdict.Ingress(c.view(c.NodeOf(dst)), p, at)}
+}
+
+// family returns "IPv4" or "IPv6".
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
 	}
-	return Span{protocol, first, last, family, verdict.Ingress(c.view(c.NodeOf(dst)), p, at)}
+	return "IPv6"
 }

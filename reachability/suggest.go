@@ -173,6 +173,14 @@ func (p portKey) compare(o portKey) int {
 // observed is what was seen at one workload in one direction: connections by peer and port.
 type observed map[Peer]map[portKey]uint64
 
+// count returns how many connections a peer had.
+func (o observed) count(p Peer) (n uint64) {
+	for _, c := range o[p] {
+		n += c
+	}
+	return n
+}
+
 func (o observed) add(p Peer, k portKey, count uint64) {
 	if o[p] == nil {
 		o[p] = map[portKey]uint64{}
@@ -191,6 +199,7 @@ type Suggestion struct {
 type Suggested struct {
 	*Workload
 	Ingress, Egress []SuggestedRule
+	Nodes           []SuggestedRule // of a ClusterNetworkPolicy: egress to every node, which these have no peers for
 }
 
 // SuggestedRule allows ports of some peers.
@@ -199,6 +208,8 @@ type SuggestedRule struct {
 	Ports    []portKey
 	Count    uint64 // connections that were recorded
 	External int    // addresses that CIDRs of Peers stand for
+	Comments []string
+	Blocks   map[netip.Prefix]string // comments of CIDRs
 }
 
 // suggester collects what was recorded.
@@ -209,18 +220,20 @@ type suggester struct {
 	in, out   map[*Workload]observed
 	dns       map[*Workload]map[portKey]bool // ports of workloads that serve DNS
 	left      map[string]uint64              // connections left out, by reason
+	// workloads that connect to all nodes on one port, where no policy can have nodes as peers
+	onAllNodes []string
 }
 
 // Suggest returns a policy for each workload of a log, in a stable order: it allows the connections that were recorded,
 // and DNS, and no others. With namespaces, those of workloads in one of them.
 func (c *Cluster) Suggest(l *flowlog.Log, namespaces []string) *Suggestion {
 	s := &suggester{c, l, newWorkloads(c, l), map[*Workload]observed{}, map[*Workload]observed{},
-		map[*Workload]map[portKey]bool{}, map[string]uint64{}}
+		map[*Workload]map[portKey]bool{}, map[string]uint64{}, nil}
 	for _, f := range l.Flows {
 		s.flow(f)
 	}
 	s.servers()
-	out := &Suggestion{Log: l, Remarks: s.remarks()}
+	out := &Suggestion{Log: l}
 	for _, key := range slices.Sorted(maps.Keys(s.workloads.byKey)) {
 		w := s.workloads.byKey[key]
 		seen := s.in[w] != nil || s.out[w] != nil
@@ -228,6 +241,7 @@ func (c *Cluster) Suggest(l *flowlog.Log, namespaces []string) *Suggestion {
 			out.Policies = append(out.Policies, s.policy(w))
 		}
 	}
+	out.Remarks = s.remarks()
 	return out
 }
 
@@ -295,11 +309,13 @@ func (c *Cluster) named(e flowlog.End) flowlog.End {
 // leaves returns why no policy is suggested for a flow, "" if one is.
 func (s *suggester) leaves(f flowlog.Seen, client, server *Workload) string {
 	unknown := func(e flowlog.End) bool {
-		return e.Pod == "" && slices.ContainsFunc(s.ranges, func(r podRange) bool { return r.pods.Contains(e.Addr) })
+		node, _ := s.nodeAt(e.Addr)
+		inRange := func(r podRange) bool { return r.pods.Contains(e.Addr) }
+		return e.Pod == "" && node == "" && slices.ContainsFunc(s.ranges, inRange)
 	}
 	switch {
 	case f.Client.Pod != "" && client == nil, f.Server.Pod != "" && server == nil:
-		return "of pods without labels, which no selector stands for"
+		return "of pods without labels that outlive them, which no selector stands for"
 	case !flowlog.HasPorts(f.Protocol):
 		return "of protocols other than TCP, UDP and SCTP, such as ping, which NetworkPolicies can't allow alone"
 	case unknown(f.Client), unknown(f.Server):
@@ -332,7 +348,7 @@ func (s *suggester) servers() {
 			if p.Port != dnsPort {
 				continue
 			}
-			l, port := s.endpoints(v, dnsPort, cmp.Or(protocols[strings.ToLower(string(p.Protocol))], model.TCP))
+			l, port := s.endpoints(v, dnsPort, protocolOf(p.Protocol))
 			for _, e := range l {
 				if e.pod == nil {
 					continue
@@ -357,7 +373,7 @@ func (s *suggester) policy(w *Workload) Suggested {
 			}
 		}
 	}
-	p := Suggested{Workload: w, Ingress: rules(in)}
+	p := Suggested{Workload: w, Ingress: s.rules(in, false)}
 	if rule.Ports != nil {
 		p.Ingress = append(p.Ingress, rule)
 	}
@@ -369,9 +385,10 @@ func (s *suggester) policy(w *Workload) Suggested {
 		}
 		egress.without(to, ports)
 	}
-	p.Egress = rules(egress)
+	p.Nodes = s.promote(w, egress)
+	p.Egress = s.rules(egress, true)
 	if s.dns[w] == nil || len(lookups) > 1 {
-		p.Egress = append(p.Egress, rules(lookups)...)
+		p.Egress = append(p.Egress, s.rules(lookups, true)...)
 	}
 	return p
 }
@@ -389,10 +406,10 @@ func (o observed) without(p Peer, ports map[portKey]bool) (count uint64) {
 }
 
 // rules returns rules that allow what was observed: peers with the same ports share one.
-func rules(o observed) (out []SuggestedRule) {
+func (s *suggester) rules(o observed, egress bool) (out []SuggestedRule) {
 	byPorts := map[string]*SuggestedRule{}
-	for p, counts := range o {
-		ports := joinPorts(counts)
+	for p := range o {
+		ports := joinPorts(o[p])
 		key := fmt.Sprint(ports)
 		r := byPorts[key]
 		if r == nil {
@@ -400,13 +417,12 @@ func rules(o observed) (out []SuggestedRule) {
 			byPorts[key] = r
 		}
 		r.Peers = append(r.Peers, p)
-		for _, n := range counts {
-			r.Count += n
-		}
+		r.Count += o.count(p)
 	}
 	for _, r := range byPorts {
-		r.joinBlocks()
+		addrs := r.joinBlocks()
 		slices.SortFunc(r.Peers, Peer.compare)
+		s.describe(r, addrs, egress)
 		out = append(out, *r)
 	}
 	slices.SortFunc(out, func(a, b SuggestedRule) int { return slices.CompareFunc(a.Ports, b.Ports, portKey.compare) })
@@ -429,12 +445,13 @@ func joinPorts(counts map[portKey]uint64) []portKey {
 	return slices.SortedFunc(maps.Keys(joined), portKey.compare)
 }
 
-// joinBlocks widens CIDRs, those of both families alike, until there are few enough.
-func (r *SuggestedRule) joinBlocks() {
+// joinBlocks widens CIDRs, those of both families alike, until there are few enough. It returns the addresses that they
+// were.
+func (r *SuggestedRule) joinBlocks() (addrs []netip.Addr) {
 	blocks := map[netip.Prefix]bool{}
 	r.Peers = slices.DeleteFunc(r.Peers, func(p Peer) bool {
 		if p.Workload == nil {
-			blocks[p.Block] = true
+			blocks[p.Block], addrs = true, append(addrs, p.Block.Addr())
 		}
 		return p.Workload == nil
 	})
@@ -456,6 +473,7 @@ func (r *SuggestedRule) joinBlocks() {
 	for b := range blocks {
 		r.Peers = append(r.Peers, Peer{Block: b})
 	}
+	return addrs
 }
 
 // remarks returns what the suggestion lacks, a sentence each.
@@ -470,6 +488,11 @@ func (s *suggester) remarks() (out []string) {
 	if len(s.dns) == 0 {
 		out = append(out, "No DNS server was seen, and no Service has port 53: pods may resolve names only if a rule below "+
 			"allows it")
+	}
+	if s.onAllNodes != nil {
+		out = append(out, fmt.Sprintf("To all nodes on one port connect %s: the kind ClusterNetworkPolicy with nodes as "+
+			"peers (its experimental channel), which the cluster lacks, would allow nodes that come later",
+			shortList(s.onAllNodes)))
 	}
 	recorded := s.log.Nodes()
 	var missing []string

@@ -7,6 +7,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // WriteYAML writes the policies as YAML documents, with comments.
@@ -25,6 +27,9 @@ func (s *Suggestion) WriteYAML(w io.Writer) error {
 		fmt.Fprintf(&b, "spec:\n  podSelector: %s\n  policyTypes: [Ingress, Egress]\n", quoted(p.Selector()))
 		p.list(&b, "ingress", "from", p.Ingress)
 		p.list(&b, "egress", "to", p.Egress)
+		if len(p.Nodes) > 0 {
+			p.cluster(&b)
+		}
 	}
 	_, err := w.Write(b.Bytes())
 	return err
@@ -46,9 +51,13 @@ func (s Suggested) list(b *bytes.Buffer, direction, peers string, rules []Sugges
 	}
 	fmt.Fprintf(b, "  %s:\n", direction)
 	for _, r := range rules {
-		fmt.Fprintf(b, "  # %s\n  - %s:\n", r.comment(), peers)
+		fmt.Fprintf(b, "%s  - %s:\n", r.comment(), peers)
 		for _, p := range r.Peers {
-			fmt.Fprintf(b, "    - %s\n", s.peer(p))
+			text := s.peer(p)
+			if of := r.Blocks[p.Block]; of != "" {
+				text += " # " + of
+			}
+			fmt.Fprintf(b, "    - %s\n", text)
 		}
 		if len(r.Peers) == 0 {
 			b.WriteString("    - namespaceSelector: {}\n")
@@ -65,7 +74,27 @@ func (s Suggested) list(b *bytes.Buffer, direction, peers string, rules []Sugges
 	}
 }
 
-// comment returns what was recorded of a rule.
+// cluster writes the ClusterNetworkPolicy that allows what s has to every node.
+func (s Suggested) cluster(b *bytes.Buffer) {
+	fmt.Fprintf(b, "---\napiVersion: %s\nkind: ClusterNetworkPolicy\nmetadata:\n", cnpv1.GroupVersion)
+	fmt.Fprintf(b, "  name: %s\nspec:\n  tier: Admin\n  priority: 1000\n  subject:\n    pods:\n",
+		quoted("suggested-"+s.Namespace+"."+s.Name))
+	fmt.Fprintf(b, "      namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %s}}\n      podSelector: %s\n",
+		quoted(s.Namespace), quoted(s.Selector()))
+	b.WriteString("  egress:\n")
+	for _, r := range s.Nodes {
+		fmt.Fprintf(b, "%s  - action: Accept\n    to:\n    - nodes: {}\n    protocols:\n", r.comment())
+		for _, k := range r.Ports {
+			port := fmt.Sprintf("number: %d", k.number)
+			if k.number == 0 {
+				port = "range: {start: 1, end: 65535}"
+			}
+			fmt.Fprintf(b, "    - %s: {destinationPort: {%s}}\n", k.protocol, port)
+		}
+	}
+}
+
+// comment returns what was recorded of a rule, in lines of comments.
 func (r SuggestedRule) comment() string {
 	text := fmt.Sprintf("%d connections", r.Count)
 	if r.Count == 0 {
@@ -80,7 +109,7 @@ func (r SuggestedRule) comment() string {
 	if r.External > blocks {
 		text += fmt.Sprintf("; %d addresses were joined to %d CIDRs", r.External, blocks)
 	}
-	return text
+	return "  # " + strings.Join(append([]string{text}, r.Comments...), "\n  #   ") + "\n"
 }
 
 // peer returns a peer of a rule of s.

@@ -32,11 +32,11 @@
 // before what stands on it has gone or been rewritten. Verbs are never called at the same time, except Render, which is
 // pure.
 //
-// What a plane must hold to: a Write that is not all at once stops at the first refusal, or at the first rank of which
-// it names the refused; equal parts render equal facts; two parts never render different values for one key (the loop
-// keeps the first and names both owners in Status); Read returns a key once.
+// What a plane must hold to: a Write that is not all at once stops at the first rejection, or at the first rank of
+// which it names the refused; equal parts render equal facts; two parts never render different values for one key (the
+// loop keeps the first and names both owners in Status); Read returns a key once.
 //
-// Runner is a loop of any plane: whoever runs several holds those.
+// Runner is a loop of any plane: what runs several holds those.
 //
 // The loop knows no network word and no Kubernetes, keeps no timer while idle, and alone of all packages below cmd
 // writes a log.

@@ -72,7 +72,7 @@ func TestSyncOwnerDoesNotWaitForOthers(t *testing.T) {
 	})
 }
 
-func TestSyncOwnerBesideRefusals(t *testing.T) {
+func TestSyncOwnerBesideRejections(t *testing.T) {
 	withPlane(t, Options[*part]{}, func(r *rig, _ bool) {
 		r.refuse["chain"] = errBusy
 		bad, good := of("bad", "1 chain v", "2 el v>chain", "1 free v"), of("good", "1 x v", "2 y v>x")

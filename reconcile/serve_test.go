@@ -118,7 +118,7 @@ func TestRefusedFactsDoNotBlockOthers(t *testing.T) {
 }
 
 // What a plane names is tried again in one Write, however much it is, and without a Read.
-func TestNamedRefusalsAreTriedTogether(t *testing.T) {
+func TestNamedRejectionsAreTriedTogether(t *testing.T) {
 	in(t, tenants(Options[*part]{}), func(r *rig) {
 		o := tenants(Options[*part]{Backoff: doubling})
 		r.atomic, r.loop = true, New(naming{watched{plane{r.kernel}}}, o)

@@ -93,7 +93,7 @@ func (l *Loop[T, K, V]) report() error {
 			close(l.ready)
 		}
 	})
-	return refusals(failing)
+	return rejections(failing)
 }
 
 // failing returns the owners of facts that were refused or that parts want with different values. The owners of jobs
@@ -192,8 +192,8 @@ func record(failing map[string]Failing, owners []unit, f Failing) {
 // maxListed is how many owners a log or an error names before it only counts.
 const maxListed = 10
 
-// refusals returns failing owners as one error, nil for none.
-func refusals(failing map[string]Failing) error {
+// rejections returns failing owners as one error, nil for none.
+func rejections(failing map[string]Failing) error {
 	var errs []error
 	for i, o := range slices.Sorted(maps.Keys(failing)) {
 		if i == maxListed {

@@ -290,16 +290,17 @@ func (w *walker) excused(outcome error) error {
 	if w.fickle {
 		return nil
 	}
-	if len(w.refuse) == 0 && len(w.loop.Status().Failing) == 0 {
+	failing, refused, facts := w.loop.Status().Failing, 0, map[key]string(nil)
+	w.with(func() { refused, facts = len(w.refuse), maps.Clone(w.facts) }) // the loop may write again
+	if refused == 0 && len(failing) == 0 {
 		return fmt.Errorf("nothing is refused, and still: %w", outcome)
 	}
-	failing := w.loop.Status().Failing
 	for _, p := range w.parts {
 		if _, ok := failing[p.owner]; ok {
 			continue
 		}
 		for _, f := range p.facts {
-			if v := w.facts[f.Key]; v != f.Value {
+			if v := facts[f.Key]; v != f.Value {
 				return fmt.Errorf("%s isn't failing, but %v is %q, wanted %q", p.owner, f.Key, v, f.Value)
 			}
 		}

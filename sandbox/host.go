@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -153,7 +154,7 @@ func (h *Host) unload() error {
 		if err != nil {
 			return err
 		}
-		policies, err := bpf.PolicyFolder()
+		policies, err := policy.Folder()
 		return errors.Join(err, bpf.RemoveFolder(services), bpf.RemoveFolder(policies))
 	})
 	return errors.Join(err, cgroup.Delete(h.Cgroup))

@@ -18,7 +18,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // Kind is a kind of object that Fairlead reads.
@@ -115,6 +115,15 @@ func KeyOf(o Object) Key {
 	return k
 }
 
+// Template returns the object whose pod template o stands for, and whether it does. Such Pods have no addresses: no
+// cluster runs them. A Pod without a status stands for itself.
+func Template(o *corev1.Pod) (Key, bool) {
+	for _, owner := range o.OwnerReferences { // which sources drop from others
+		return Key{Kind(owner.Kind), o.Namespace, owner.Name}, true
+	}
+	return Key{}, false
+}
+
 // Change reports that an object is now so, or, with a nil Object, that it is gone.
 type Change struct {
 	Key    Key
@@ -148,34 +157,39 @@ const KindNotRead = "KindNotRead"
 // Unread splits problems into documents of kinds that Fairlead has no use for, and all others. The first come as one
 // sentence, "" where there are none.
 func Unread(problems []Problem) (sentence string, remaining []Problem) {
+	counts, n, remaining := count(problems, KindNotRead)
+	switch n {
+	case 0:
+		return "", problems
+	case 1:
+		return "ignored 1 document that Fairlead has no use for: " + counts, remaining
+	}
+	return fmt.Sprintf("ignored %d documents that Fairlead has no use for: %s", n, counts), remaining
+}
+
+// count returns how many problems have a reason, in words by kind and as a number, and the remaining ones.
+func count(problems []Problem, reason string) (words string, n int, remaining []Problem) {
 	counts := map[Kind]int{}
 	for _, p := range problems {
-		if p.Reason == KindNotRead {
+		if p.Reason == reason {
 			counts[p.Object.Kind]++
+			n++
 		} else {
 			remaining = append(remaining, p)
 		}
 	}
-	if len(remaining) == len(problems) {
-		return "", problems
-	}
 	kinds := slices.SortedFunc(maps.Keys(counts), func(a, b Kind) int {
 		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
 	})
-	var words []string
+	var list []string
 	for i, k := range kinds {
 		if i == 5 {
-			words = append(words, fmt.Sprintf("%d other kinds", len(kinds)-i))
+			list = append(list, fmt.Sprintf("%d other kinds", len(kinds)-i))
 			break
 		}
-		words = append(words, fmt.Sprintf("%d %s", counts[k], k))
+		list = append(list, fmt.Sprintf("%d %s", counts[k], k))
 	}
-	documents := "documents"
-	if len(problems)-len(remaining) == 1 {
-		documents = "document"
-	}
-	return fmt.Sprintf("ignored %d %s that Fairlead has no use for: %s", len(problems)-len(remaining), documents,
-		strings.Join(words, ", ")), remaining
+	return strings.Join(list, ", "), n, remaining
 }
 
 // String returns the problem in one line: place, object, field, reason, message.
@@ -197,12 +211,14 @@ func (p Problem) String() string {
 	return s + p.Message + " (" + p.Reason + ")"
 }
 
-// Batch is what a source saw at one time. The first batch that is not Waiting holds everything there is.
+// Batch is what a source saw at one time. The first batch that is not Waiting holds everything there is of the kinds
+// that are not Unlisted, and the first without one of these holds everything of it.
 type Batch struct {
 	Changes  []Change
 	Problems []Problem // all that stand now, not only new ones
 	Seen     time.Time // when the oldest of the changes came; zero: now
 	Waiting  bool      // it is not known yet what there is: there are no Changes, and what the kernel holds stays
+	Unlisted []Kind    // kinds for policies of which that is so
 }
 
 // Source is a place where objects come from.

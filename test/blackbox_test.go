@@ -138,7 +138,7 @@ func boxIn(t *testing.T, dir string, own []string, flags ...string) (name string
 
 // onNode runs a command of fairlead's inside a node of a box.
 func onNode(name, node, dir string, args ...string) []string {
-	return append([]string{fairlead, "sandbox", "exec", "--name", name, node, "--", fairlead},
+	return append([]string{fairlead, "sandbox", "exec", "--name", name, node, "--", filepath.Base(fairlead)},
 		append(args, "--source", dir, "--node", node)...)
 }
 
@@ -366,7 +366,7 @@ func killedAgentLeavesTrafficAlone(t *testing.T, network string) {
 	// a new process makes the table of policies its own, which says so and changes nothing
 	s := strings.ReplaceAll(events.String(), "add table inet fairlead-policy\n", "")
 	if strings.Contains(s, "fairlead") {
-		t.Errorf("restarts wrote to the kernel, which was as it should be:\n%.2000s", s)
+		t.Errorf("restarts wrote to the kernel, which was as it should be:\n%.6000s", s)
 	}
 	if after := must(t, "ip", "netns", "exec", node, "nft", "-s", "list", "table", "inet",
 		"fairlead"); len(after) != len(before) {

@@ -145,19 +145,19 @@ func newAttaching(t testing.TB) *attaching {
 // reboot.
 func TestPodsComeAndGoUnderKills(t *testing.T) {
 	a := newAttaching(t)
-	standing, every := 20, 2*time.Second
+	lasting, every := 20, 2*time.Second
 	if *endure > time.Minute {
-		standing, every = 110, 5*time.Second
+		lasting, every = 110, 5*time.Second
 	}
 	var pods []*netns.Namespace
-	for range standing + 60 {
+	for range lasting + 60 {
 		pods = append(pods, netnstest.New(t))
 	}
 	agent := a.startAgent()
 	defer func() { agent.Kill() }()
-	all(pods[:standing], func(p *netns.Namespace) { a.add(p) })
+	all(pods[:lasting], func(p *netns.Namespace) { a.add(p) })
 	free := make(chan *netns.Namespace, len(pods))
-	for _, pod := range pods[standing:] {
+	for _, pod := range pods[lasting:] {
 		free <- pod
 	}
 	var running sync.WaitGroup
@@ -181,21 +181,21 @@ func TestPodsComeAndGoUnderKills(t *testing.T) {
 	}
 	running.Wait()
 	t.Logf("%d pods connected in %v, %d ADDs tried again, %d kills", a.added, *endure, a.again, kills)
-	if kills < 2 || a.added < standing+kills {
+	if kills < 2 || a.added < lasting+kills {
 		t.Errorf("%d kills, %d pods", kills, a.added)
 	}
-	a.holds(standing)
+	a.holds(lasting)
 	agent.Kill()
-	all(pods[:standing/2], a.del) // by the plugin alone
+	all(pods[:lasting/2], a.del) // by the plugin alone
 	agent = a.startAgent()
-	a.holds(standing - standing/2)
+	a.holds(lasting - lasting/2)
 	agent.Kill()
-	a.reboot(pods[standing/2 : standing])
+	a.reboot(pods[lasting/2 : lasting])
 	agent = a.startAgent()
 	a.holds(0)
-	all(pods[:standing], func(p *netns.Namespace) { a.add(p) })
-	a.holds(standing)
-	all(pods[:standing], a.del)
+	all(pods[:lasting], func(p *netns.Namespace) { a.add(p) })
+	a.holds(lasting)
+	all(pods[:lasting], a.del)
 	a.holds(0)
 }
 

@@ -50,6 +50,7 @@ const (
 type coldStart struct {
 	t       *testing.T
 	mode    string
+	flags   []string
 	kinds   []hostileKind // beside the shop
 	dir     string
 	cluster *sandbox.Cluster
@@ -62,7 +63,7 @@ type coldStart struct {
 }
 
 // Hostile Services of other tenants that are there when an agent starts neither delay nor harm the shop: it is served
-// about as soon as alone, with bounded memory; each refusal is named, and no address is taken from others.
+// about as soon as alone, with bounded memory; each rejection is named, and no address is taken from others.
 func TestHostileServices(t *testing.T) {
 	kinds := slices.DeleteFunc(slices.Clone(hostileKinds), func(k hostileKind) bool {
 		return *onlyKinds != "" && !slices.Contains(strings.Split(*onlyKinds, ","), k.name)
@@ -101,13 +102,13 @@ func possibleModes(t *testing.T) (l []string) {
 	return l
 }
 
-// newColdStart makes the shop's sandbox anew, and the folder of objects that an agent is to start with.
-func newColdStart(t *testing.T, mode string, kinds []hostileKind) *coldStart {
+// newColdStart makes the shop's sandbox anew with more pods, and the folder of objects that an agent is to start with.
+func newColdStart(t *testing.T, mode string, kinds []hostileKind, pods ...source.Object) *coldStart {
 	c := &coldStart{t: t, mode: mode, kinds: kinds, dir: t.TempDir()}
 	if err := os.CopyFS(c.dir, os.DirFS("../examples/shop")); err != nil {
 		t.Fatal(err)
 	}
-	c.write("fixture.yaml", fixtureYAML)
+	c.write("fixture.yaml", fixtureYAML+documents(t, pods))
 	objects, problems, err := manifest.Load(c.dir)
 	if err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
@@ -182,7 +183,8 @@ func (c *coldStart) host(name string) (h *sandbox.Host) {
 // start starts the agent and returns how long it takes until all of the shop is served.
 func (c *coldStart) start() time.Duration {
 	c.t.Helper()
-	c.cmd = exec.Command(fairlead, "run", "--source", c.dir, "--node", "b", "--mode", c.mode)
+	c.cmd = exec.Command(fairlead, append([]string{"run", "--source", c.dir, "--node", "b", "--mode", c.mode},
+		c.flags...)...)
 	c.cmd.Stdout, c.cmd.Stderr = &c.log, &c.log
 	began := time.Now()
 	if err := c.node.Do(c.cmd.Start); err != nil {
@@ -336,14 +338,20 @@ type shownState struct {
 	Problems  []source.Problem
 }
 
+// status returns the agent's page /status.
+func (c *coldStart) status() (s agent.State, err error) {
+	r, err := c.web.Get("http://127.0.0.1:10249/status")
+	if err != nil {
+		return s, err
+	}
+	defer r.Body.Close()
+	err = json.NewDecoder(r.Body).Decode(&s)
+	return s, err
+}
+
 // named wants a problem for each hostile Service of which not all is served, in /status and in what show prints.
 func (c *coldStart) named() {
-	var status agent.State
-	r, err := c.web.Get("http://127.0.0.1:10249/status")
-	if err == nil {
-		err = json.NewDecoder(r.Body).Decode(&status)
-		r.Body.Close()
-	}
+	status, err := c.status()
 	if err != nil {
 		c.t.Errorf("the page /status: %v", err)
 	}

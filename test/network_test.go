@@ -90,13 +90,71 @@ func TestPodNetwork(t *testing.T) {
 	}
 }
 
+// TestPortsOfNodesBehindTheTunnel has a pod and its node connect to a host port and a node port of a node behind the
+// tunnel: the pod through it, with its own source, its node by the underlay, whatever reverse path filtering is.
+func TestPortsOfNodesBehindTheTunnel(t *testing.T) {
+	for _, mode := range []string{"nftables", "iptables", "ebpf"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			dir := shop(t)
+			writePod(t, dir, "held", "a", "10.128.1.40", "fd00:128:1::40")
+			file := filepath.Join(dir, "held.yaml")
+			b, err := os.ReadFile(file)
+			if err == nil {
+				err = os.WriteFile(file, []byte(strings.Replace(string(b), "{containerPort: 8080}",
+					"{containerPort: 8080, hostPort: 9090}", 1)), 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := boxIn(t, dir, []string{"--network", "own-apart"}, "--mode", mode, "--policy-mode", "Ignore")
+			seen := func(from, to string) string {
+				out, err := try(fairlead, "sandbox", "ask", "--name", name, from, to)
+				if err != nil {
+					return "no answer"
+				}
+				f := strings.Fields(out)
+				at, err := netip.ParseAddrPort(f[len(f)-1])
+				if err != nil {
+					t.Fatal(err, out)
+				}
+				return at.Addr().String()
+			}
+			ports := []string{"172.18.0.11:9090", "[fd00:18::11]:9090"}
+			eventually(t, "the host port is open", func() bool { return seen("outside", ports[1]) != "no answer" })
+			check := func(when, from string, want ...string) {
+				t.Helper()
+				for i, to := range ports {
+					if got := seen(from, to); got != want[i] {
+						t.Errorf("%s, from %s to %s: %s, want %s", when, from, to, got, want[i])
+					}
+				}
+			}
+			for _, filter := range []string{"0", "1", "2"} {
+				for _, node := range []string{"a", "b"} {
+					must(t, "ip", "netns", "exec", name+"-node-"+node, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter="+filter)
+				}
+				check("with rp_filter "+filter, "shop/client", "10.128.2.99", "fd00:128:2::99")
+				check("with rp_filter "+filter, "b", "172.18.0.12", "fd00:18::12")
+			}
+			must(t, "ip", "netns", "exec", name+"-node-a", "nft",
+				"add table inet x; add chain inet x o { type filter hook output priority 0; }; "+
+					"add rule inet x o udp dport 4789 drop")
+			check("without a tunnel", "shop/client", "no answer", "no answer")
+			check("without a tunnel", "b", "172.18.0.12", "fd00:18::12")
+			contains(t, must(t, onNode(name, "b", dir, "show", "network", "--mode", mode)...), "172.18.0.11/32",
+				"tunneled, for pods", "0 missing, 0 too many")
+		})
+	}
+}
+
 // TestChainedAgent has the agent behind another plugin: its list, a pod that comes and goes, and what clean leaves.
 func TestChainedAgent(t *testing.T) {
 	a := newAttaching(t)
 	a.mode = "Chained"
 	agent := a.startAgent()
 	defer func() { agent.Kill() }()
-	theirs, ours := filepath.Join(a.folder, "20-x.conflist"), filepath.Join(a.folder, "00-fairlead.conflist")
+	theirs, ours := filepath.Join(a.folder, "20-x.conflist"), filepath.Join(a.folder, "01-fairlead.conflist")
 	const text = `{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"x"}]}`
 	if err := os.WriteFile(theirs, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -211,4 +269,33 @@ func send(t *testing.T, from *netns.Namespace, to netip.AddrPort, text string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestSettingsArePutBack has the settings of a node's devices made ahead of an agent in a container, and put back by
+// clean, which passes over a device that has gone.
+func TestSettingsArePutBack(t *testing.T) {
+	ns, folder := netnstest.New(t), t.TempDir()
+	inside := func(command ...string) string {
+		return must(t, append([]string{"ip", "netns", "exec", ns.Name}, command...)...)
+	}
+	for _, device := range []string{"eth0", "gone", "off"} {
+		inside("ip", "link", "add", device, "type", "veth", "peer", "name", "x-"+device)
+		inside("ip", "address", "add", "192.168.0.1/24", "dev", device)
+		inside("sysctl", "-qw", "net.ipv6.conf."+device+".accept_ra="+map[bool]string{true: "0", false: "1"}[device == "off"])
+	}
+	setting := func(device, want string) {
+		t.Helper()
+		if got := strings.TrimSpace(inside("sysctl", "-n", "net.ipv6.conf."+device+".accept_ra")); got != want {
+			t.Errorf("accept_ra of %s is %s, want %s", device, got, want)
+		}
+	}
+	folders := []string{"--network-cni-folder", folder, "--network-run-folder", folder}
+	inside(slices.Concat([]string{fairlead, "run", "--init-only", "--network-mode", "Own", "--node", "a",
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0"}, folders)...)
+	setting("eth0", "2")
+	setting("off", "0")
+	inside("ip", "link", "delete", "gone")
+	inside(append([]string{fairlead, "clean", "--network"}, folders...)...)
+	setting("eth0", "1")
+	setting("off", "0")
 }

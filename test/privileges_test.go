@@ -100,13 +100,13 @@ func TestEachCapabilityIsNeeded(t *testing.T) {
 				l.start("--iptables-localhost-nodeports=false")
 				defer func() { l.cmd.Process.Kill(); <-l.ended; l.cmd = nil }()
 				defer l.logOnFailure()
-				eventually(t, "the log says what is denied", func() bool { return len(l.refusals()) > 0 })
+				eventually(t, "the log says what is denied", func() bool { return len(l.rejections()) > 0 })
 			})
 		}
 	}
 }
 
-// Another mode's agent can't detach what mode ebpf left: as docs/install.md says, removing the pins does.
+// Another mode's agent can't detach what mode ebpf left: as docs/how-to/install.md says, removing the pins does.
 func TestLeavingEBPFWithoutItsPrivileges(t *testing.T) {
 	all := chart(t)
 	l := newLife(t, "ebpf")
@@ -198,14 +198,14 @@ func (l *lives) logOnFailure() {
 
 // denied demands that the agent's log names nothing that it may not do.
 func (l *lives) denied() {
-	for _, line := range l.refusals() {
+	for _, line := range l.rejections() {
 		l.t.Errorf("the log says: %s", line)
 	}
 }
 
-// refusals returns the lines of the agent's log that name what it may not do, but for what the init container does or
+// rejections returns the lines of the agent's log that name what it may not do, but for what the init container does or
 // nothing needs.
-func (l *lives) refusals() (lines []string) {
+func (l *lives) rejections() (lines []string) {
 	b, err := os.ReadFile(l.log.Name())
 	if err != nil {
 		l.t.Fatal(err)

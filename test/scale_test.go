@@ -36,7 +36,7 @@ func TestPolicyScale(t *testing.T) {
 			enforced(t, ns, flags)
 			s := enforced(t, ns, flags) // it reads what the first one has written
 			for name, l := range s.Loops {
-				if l.Puts+l.Dels > 0 {
+				if name != "flows" && l.Puts+l.Dels > 0 { // it follows connections, and has no fact of its own in the kernel
 					t.Errorf("loop %s of the second agent puts %d facts and deletes %d: want what the first has written", name,
 						l.Puts, l.Dels)
 				}

@@ -22,7 +22,7 @@ func TestSlowSecondKernel(t *testing.T) {
 		tests.Run(t, "TestConformance/ebpf$", "-second-kernel")
 	})
 	t.Run("ebpf in 5.10", func(t *testing.T) {
-		tests := vmtest.Build(t, "fairlead.dev/fairlead/kernel/bpf")
+		tests := vmtest.Build(t, "fairlead.dev/fairlead/bpf/service")
 		tests.Kernel = "5.10"
 		tests.Run(t, "^TestProbe$", "-lacks=the coarse clock (5.11)")
 	})

@@ -1,6 +1,7 @@
 package verdict
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -46,6 +47,9 @@ func (o PolicyOutcome) Reported() (out []model.RuleRef) {
 // icmpv6 is the protocol of neighbour discovery: types 133 to 137 (RFC 4861).
 const icmpv6 model.Protocol = 58
 
+// isDiscovery reports whether p is a message of neighbour discovery.
+func isDiscovery(p Packet) bool { return p.Protocol == icmpv6 && p.Type >= 133 && p.Type <= 137 }
+
 // Deciders returns the rules that accept or drop the packet, of both ends; those that pass it on are left out.
 func (o PolicyOutcome) Deciders() (out []model.RuleRef) {
 	for _, s := range o.Steps {
@@ -64,18 +68,45 @@ func Policy(s *model.Policies, p Packet) PolicyOutcome { return Ingress(s, p, Eg
 
 // Egress is the first half of Policy: what the policies of p's source decide, where that is a pod of this node.
 func Egress(s *model.Policies, p Packet) PolicyOutcome {
+	if why := forged(s, p); why != "" {
+		return PolicyOutcome{Verdict: model.VerdictDrop, Reason: "forged source: " + why}
+	}
 	if why := exempt(s, p); why != "" {
 		return PolicyOutcome{Reason: why}
 	}
 	o := PolicyOutcome{Reason: "no policy applies"}
-	if pod := s.Subjects[p.Src.Addr()]; pod != nil && p.In != "" && pod.Device != "" && p.In != pod.Device {
-		o.Verdict = model.VerdictDrop
-		o.Reason = fmt.Sprintf("forged source: %s is pod %s, which sends by %s, and not by %s", pod.Addr, pod.Pod,
-			pod.Device, p.In)
-		return o
-	}
 	o.direction(s, p, model.Egress)
 	return o
+}
+
+// Forged reports whether p is dropped for its source.
+func Forged(s *model.Policies, p Packet) bool { return forged(s, p) != "" }
+
+// forged returns why p's source isn't that of the device by which it comes in, "" if it may be.
+func forged(s *model.Policies, p Packet) string {
+	src := p.Src.Addr()
+	if p.In == "" || isDiscovery(p) {
+		return ""
+	}
+	if d := s.Devices[p.In]; d != nil && !d.Admits(src) {
+		return fmt.Sprintf("%s came in by device %s of %s, which may not send from it", src, d.Name,
+			cmp.Or(d.Pod, "a pod that isn't known"))
+	}
+	if pod := s.Subjects[src]; pod != nil && pod.Device != "" && p.In != pod.Device {
+		return fmt.Sprintf("%s is pod %s, which sends by %s, and not by %s", pod.Addr, pod.Pod, pod.Device, p.In)
+	}
+	return ""
+}
+
+// Bypassed returns why policies are not enforced for a packet that is not routed between its ends, "" where they are:
+// both are pods on a bridge that netfilter doesn't see.
+func Bypassed(s *model.Policies, p Packet) string {
+	from, to := s.Subjects[p.Src.Addr()], s.Subjects[p.Dst.Addr()]
+	if from == nil || to == nil || from.Bridge == "" || from.Bridge != to.Bridge {
+		return ""
+	}
+	return fmt.Sprintf("bridge %s forwards between %s and %s without netfilter: see the problem BridgeNotFiltered of the "+
+		"Node", from.Bridge, from.Pod, to.Pod)
 }
 
 // Ingress is the second half of Policy: it adds what the policies of p's destination decide to o, which Egress returned
@@ -92,7 +123,7 @@ func Ingress(s *model.Policies, p Packet, o PolicyOutcome) PolicyOutcome {
 func exempt(s *model.Policies, p Packet) string {
 	src := p.Src.Addr()
 	switch {
-	case p.Protocol == icmpv6 && p.Type >= 133 && p.Type <= 137:
+	case isDiscovery(p):
 		return "neighbour discovery is not evaluated"
 	case src.IsLoopback(), p.In == "" && slices.Contains(s.Node.Addresses, src):
 		return fmt.Sprintf("%s is this node, whose packets are not evaluated", src)

@@ -96,7 +96,7 @@ func (v *Verdict) end(s Stage, a Action, reason string) Verdict {
 // Of decides p on the node that s describes. A client that has affinity gets the same candidate again while it lasts.
 func Of(s *model.Snapshot, p Packet) Verdict {
 	v := Verdict{Origin: OriginOf(s.Node, p)}
-	f, why := frontend(s, p)
+	f, why := frontend(s, p, v.Origin)
 	if f == nil {
 		action, reason := unmatched(s, p.Dst.Addr(), why)
 		if action != Pass || s.Policies == nil {
@@ -124,7 +124,7 @@ func Of(s *model.Snapshot, p Packet) Verdict {
 	}
 	v.Candidates = make([]Candidate, len(t.Pool.Backends))
 	for i, b := range t.Pool.Backends {
-		masqueraded, dsr := f.Masquerade.Has(v.Origin), dsr(s.ServiceNode, f, p, b)
+		masqueraded, dsr := masquerades(s.Node, f, p.Dst.Addr(), v.Origin), dsr(s.ServiceNode, f, p, b)
 		v.Candidates[i] = Candidate{Backend: b, Masqueraded: masqueraded && !dsr || hairpin(v.Origin, p, b),
 			DSR: masqueraded && dsr}
 	}
@@ -196,8 +196,9 @@ func unmatched(s *model.Snapshot, dst netip.Addr, why string) (Action, string) {
 // while that one serves its frontend's port, whatever new flows are given, and the client is allowed. TCP connections
 // end by themselves.
 func Stays(s *model.Snapshot, p Packet, a netip.AddrPort) bool {
-	f, _ := frontend(s, p)
-	return f != nil && admits(f, p.Src.Addr()) && f.Target(OriginOf(s.Node, p)).Pool.Serves(a)
+	origin := OriginOf(s.Node, p)
+	f, _ := frontend(s, p, origin)
+	return f != nil && admits(f, p.Src.Addr()) && f.Target(origin).Pool.Serves(a)
 }
 
 // OriginOf returns where p comes from, seen from n. Loopback addresses are the node's own.
@@ -214,9 +215,9 @@ func OriginOf(n *model.Node, p Packet) model.Origin {
 // own reports whether a is an address of the node itself.
 func own(n *model.Node, a netip.Addr) bool { return a.IsLoopback() || slices.Contains(n.Addresses, a) }
 
-// frontend finds who takes p: an entry of exactly its address first, then, if the address is the node's own and takes
-// node ports, an entry of any address. Without one it says why.
-func frontend(s *model.Snapshot, p Packet) (*model.Frontend, string) {
+// frontend finds who takes p: an entry of exactly its address first, then, if the address takes node ports, an entry of
+// any address: the node's own address, or, for its pods and itself, another node's. Without one it says why.
+func frontend(s *model.Snapshot, p Packet, o model.Origin) (*model.Frontend, string) {
 	dst := p.Dst.Addr()
 	if f := s.Frontends[model.Entry{Addr: dst, Port: p.Dst.Port(), Protocol: p.Protocol}]; f != nil {
 		return f, ""
@@ -229,12 +230,30 @@ func frontend(s *model.Snapshot, p Packet) (*model.Frontend, string) {
 	switch {
 	case f == nil:
 		return nil, fmt.Sprintf("no frontend at %s/%s", p.Dst, p.Protocol)
+	case !own(s.Node, dst) && remote(s.ServiceNode, dst):
+		if f.Remote && o != model.FromExternal {
+			return f, ""
+		}
+		return nil, fmt.Sprintf("%s is another node's, which serves its node port itself", dst)
 	case !own(s.Node, dst):
 		return nil, fmt.Sprintf("%s is no address of node %s", dst, s.Node.Name)
 	case !slices.ContainsFunc(s.ServiceNode.NodePorts, func(r model.Range) bool { return r.Contains(dst) }):
 		return nil, fmt.Sprintf("%s is not among the addresses that take node ports", dst)
 	}
 	return f, ""
+}
+
+// remote reports whether a is an address of another node that takes node ports.
+func remote(n *model.ServiceNode, a netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(n.RemoteNodePorts, a, netip.Addr.Compare)
+	return found
+}
+
+// masquerades reports whether a client of origin o is masqueraded at f, which takes its packet to dst. A pod isn't at
+// another node's address.
+func masquerades(n *model.Node, f *model.Frontend, dst netip.Addr, o model.Origin) bool {
+	retained := o == model.FromPod && f.Entry.AnyAddr() && !own(n, dst)
+	return f.Masquerade.Has(o) && !retained
 }
 
 // admits reports whether f lets src in.

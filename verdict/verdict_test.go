@@ -93,6 +93,37 @@ func TestDSR(t *testing.T) {
 	}
 }
 
+// A node port at another node's address is this node's to translate for its pods and processes, and shows pods.
+func TestRemoteNodePorts(t *testing.T) {
+	s, a := fixture(), netip.MustParseAddr
+	s.ServiceNode.RemoteNodePorts = []netip.Addr{a("10.0.0.2"), a("10.0.0.3")}
+	f := *s.Frontends[model.Entry{Addr: a("0.0.0.0"), Port: 30080, Protocol: model.TCP}]
+	f.Entry.Port, f.Masquerade, f.Remote = 30082, model.AllOrigins, true
+	s.Frontends[f.Entry] = &f
+	for _, c := range []struct{ src, dst, want string }{
+		{"10.244.1.9:1", "10.0.0.2:30082", "forward 10.244.0.1 10.244.1.1"},
+		{"10.244.0.1:1", "10.0.0.3:30082", "forward ~10.244.0.1 10.244.1.1"}, // back to itself
+		{"10.0.0.1:1", "10.0.0.2:30082", "forward ~10.244.0.1 ~10.244.1.1"},
+		{"10.244.1.9:1", "10.0.0.1:30082", "forward ~10.244.0.1 ~10.244.1.1"}, // other nodes' pods may come here
+		{"192.0.2.1:1", "10.0.0.2:30082", "pass"},
+		{"10.244.1.9:1", "10.0.0.4:30082", "pass"}, // no node's
+		{"10.244.1.9:1", "10.0.0.2:30080", "pass"}, // not served there: policy Local, a host port
+	} {
+		v := Of(s, packet(c.src, c.dst, model.TCP))
+		got := v.Action.String()
+		for _, k := range v.Candidates {
+			got += " " + map[bool]string{true: "~"}[k.Masqueraded] + k.Backend.Addr.Addr().String()
+		}
+		if got != c.want {
+			t.Errorf("%s -> %s: %s, want %s: %s", c.src, c.dst, got, c.want, v.Reason)
+		}
+	}
+	want := "10.0.0.2 is another node's, which serves its node port itself"
+	if v := Of(s, packet("192.0.2.1:1", "10.0.0.2:30082", model.TCP)); v.Reason != want {
+		t.Errorf("reason %q, want %q", v.Reason, want)
+	}
+}
+
 func TestOf(t *testing.T) {
 	for _, c := range []struct {
 		src, dst string

@@ -2,6 +2,7 @@ package attach
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -14,11 +15,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
@@ -72,6 +75,10 @@ type node struct {
 	early       bool          // its line doesn't begin by itself
 	pods        *held         // the agent is chained behind another plugin, and pods need this; nil: it connects them
 	releasedFor time.Duration // of its agent; 0: the default
+	statusWait  time.Duration // likewise
+
+	ready atomic.Pointer[cni.Error] // why its agent attaches no pod, nil: it does
+	calls atomic.Int32              // of that
 }
 
 // agent is what one process of the agent has.
@@ -108,7 +115,8 @@ func newChained(t *testing.T, pods *held) *node {
 
 // prepare makes a node without an agent.
 func prepare(t *testing.T) *node {
-	n := &node{T: t, ns: netnstest.New(t), folder: t.TempDir(), network: model.Network{Ranges: ranges, MTU: 1450}}
+	n := &node{T: t, ns: netnstest.New(t), folder: t.TempDir(), network: model.Network{Ranges: ranges, MTU: 1450},
+		statusWait: time.Millisecond}
 	n.must(sysctl.Set(n.ns, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"},
 		sysctl.Setting{Name: "net/ipv6/conf/all/forwarding", Value: "1"}))
 	l, err := link.Dial(n.ns)
@@ -116,7 +124,9 @@ func prepare(t *testing.T) *node {
 	defer l.Close()
 	n.must(errors.Join(l.Up(1), l.AddAddress(1, netip.MustParsePrefix("192.168.0.1/32")),
 		l.AddAddress(1, netip.MustParsePrefix("fd99::1/128"))))
-	n.cni = libcni.NewCNIConfigWithCacheDir([]string{plugin}, filepath.Join(n.folder, "cache"), nil)
+	// Many goroutines share the client, and without one it would set its executor at its first use.
+	executor := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{plugin}, filepath.Join(n.folder, "cache"), executor)
 	t.Cleanup(func() {
 		if n.agent != nil {
 			n.agent.stop()
@@ -147,7 +157,8 @@ func (n *node) start(boot string) {
 		a.loop = reconcile.New[model.NetworkPart, attachment.Key, attachment.Value](a.plane,
 			reconcile.Options[model.NetworkPart]{Owner: model.NetworkOwner, Label: model.NetworkLabel, Log: log,
 				Backoff: func(int) time.Duration { return 20 * time.Millisecond }})
-		o := Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log, ReleasedFor: n.releasedFor}
+		o := Options{Pool: a.pool, Line: a.loop, Differs: attachment.Differs, Log: log, ReleasedFor: n.releasedFor,
+			StatusWait: n.statusWait, Ready: n.isReady}
 		if n.pods != nil {
 			o.Line, o.Pods, o.Chained = nothing{}, n.pods, true
 		}
@@ -180,6 +191,15 @@ func (n *node) start(boot string) {
 	if !n.early && n.pods == nil {
 		n.must(a.loop.Sync(n.Context()))
 	}
+}
+
+// isReady returns why the agent attaches no pod.
+func (n *node) isReady() error {
+	n.calls.Add(1)
+	if e := n.ready.Load(); e != nil {
+		return e
+	}
+	return nil
 }
 
 // kill ends the agent and leaves everything as it is.
@@ -341,16 +361,73 @@ func TestAddTwiceIsTheSame(t *testing.T) {
 	if fmt.Sprint(was) != fmt.Sprint(p.addresses) {
 		t.Errorf("%v, then %v", was, p.addresses)
 	}
-	// The runtime's namespace is another one, and has a leftover interface of that name.
+	// The runtime's namespace is another one: a DEL was lost.
 	q := n.newPod("web")
-	l, err := link.Dial(q.ns)
-	n.must(err)
-	defer l.Close()
-	_, err = l.AddBridge("eth0")
-	n.must(errors.Join(err, n.add("1.1.0", q)))
+	n.must(n.add("1.1.0", q))
 	n.serve(q.ns)
 	if _, err := n.request(n.ns, q.addresses[0]); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestInterfaceThatIsThere has ADDs whose interface another program has made, another container has, and one that was
+// deleted has left.
+func TestInterfaceThatIsThere(t *testing.T) {
+	n := prepare(t)
+	n.releasedFor = time.Hour
+	n.start("boot 1")
+	another, web := n.newPod("other"), n.newPod("web")
+	l, err := link.Dial(another.ns)
+	n.must(err)
+	defer l.Close()
+	bridge, err := l.AddBridge("eth0")
+	n.must(errors.Join(err, n.add("1.1.0", web)))
+	loopback, second := n.newPod("loopback"), *web
+	loopback.conf.IfName = "lo"
+	conf := *web.conf
+	conf.ContainerID, second.conf = "c-second", &conf
+	for _, p := range []*pod{another, loopback, &second} {
+		var e *types.Error
+		if err := n.add("1.1.0", p); !errors.As(err, &e) || e.Code != cni.CodeEnvironment || !strings.Contains(e.Msg,
+			fmt.Sprintf("CNI_IFNAME is %q", p.conf.IfName)) || !strings.Contains(e.Msg, p.conf.NetNS) {
+			t.Errorf("%s: %v", p.conf.ContainerID, err)
+		}
+		n.must(n.del(p))
+	}
+	n.must(another.ns.Do(func() error {
+		i, err := net.InterfaceByName("eth0")
+		if err == nil && i.Index != bridge {
+			t.Errorf("another program's interface %d is %d now", bridge, i.Index)
+		}
+		return err
+	}))
+	n.serve(web.ns)
+	if _, err := n.request(n.ns, web.addresses[0]); err != nil {
+		t.Errorf("the container that has the interface: %v", err)
+	}
+	n.must(errors.Join(n.del(web), n.add("1.1.0", &second)))
+	n.must(errors.Join(n.del(&second), n.add("1.1.0", &second)))
+}
+
+// TestResultsHaveMTU has the results of the versions that have it say the MTU of both ends.
+func TestResultsHaveMTU(t *testing.T) {
+	n := newNode(t)
+	for version, want := range map[string]int{"1.0.0": 0, "1.1.0": 1450} {
+		p := n.newPod("web-" + strings.ReplaceAll(version, ".", "-"))
+		for range 2 { // the second has the same
+			n.must(n.do(func() error {
+				r, err := n.cni.AddNetworkList(t.Context(), n.list(version), p.conf)
+				if err != nil {
+					return err
+				}
+				result, err := current.NewResultFromResult(r)
+				if err == nil && (len(result.Interfaces) != 2 || result.Interfaces[0].Mtu != want ||
+					result.Interfaces[1].Mtu != want) {
+					t.Errorf("%s: %v, want MTU %d", version, result.Interfaces, want)
+				}
+				return err
+			}))
+		}
 	}
 }
 
@@ -589,17 +666,69 @@ func TestCollectAndStatus(t *testing.T) {
 		"10.9.0.0/30") {
 		t.Errorf("%v", err)
 	}
-	if err := status(); !errors.As(err, &e) || e.Code != cni.CodeLimited {
-		t.Errorf("%v", err)
+	if err := status(); err != nil {
+		t.Errorf("all addresses are in use: %v", err)
 	}
 	n.must(errors.Join(n.del(one), n.add("1.1.0", two)))
 	n.agent.server.SetNetwork(nil)
 	if err := status(); !errors.As(err, &e) || e.Code != cni.CodeUnavailable {
 		t.Errorf("%v", err)
 	}
-	n.kill()
-	if err := status(); !errors.As(err, &e) || e.Code != cni.CodeUnavailable {
+	n.ready.Store(cni.Errorf(cni.CodeLimited, "pods are not connected"))
+	if err := status(); !errors.As(err, &e) || e.Code != cni.CodeLimited {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestWrittenList has a runtime use the list that the agent writes: it calls GC, which frees what a DEL that was lost
+// has left, and STATUS, which waits until an agent that has just started can attach pods.
+func TestWrittenList(t *testing.T) {
+	n := newNode(t)
+	n.must(WriteConfig(n.folder, filepath.Join(n.folder, "cni.sock"), filepath.Join(n.folder, "records")))
+	b, err := os.ReadFile(filepath.Join(n.folder, ConfigFile))
+	n.must(err)
+	var older struct{ CNIVersion string } // as libcni before 1.2 reads it
+	if err := json.Unmarshal(b, &older); err != nil || older.CNIVersion != "1.0.0" {
+		t.Errorf("a runtime that knows 1.0.0 alone has %q, %v", older.CNIVersion, err)
+	}
+	l, err := libcni.ConfListFromBytes(b)
+	n.must(err)
+	if l.CNIVersion != "1.1.0" {
+		t.Errorf("the runtime uses %s", l.CNIVersion)
+	}
+	lost, stays := n.newPod("lost"), n.newPod("stays")
+	n.must(errors.Join(n.addTo(l, lost), n.addTo(l, stays)))
+	n.must(os.RemoveAll(filepath.Join(n.folder, "cache"))) // else libcni would send a DEL itself
+	n.must(n.do(func() error {
+		return n.cni.GCNetworkList(t.Context(), l, &libcni.GCArgs{ValidAttachments: []types.GCAttachment{
+			{ContainerID: stays.conf.ContainerID, IfName: "eth0"}}})
+	}))
+	if l := n.agent.pool.Records(); len(l) != 1 || l[0].Pod != "shop/stays" {
+		t.Errorf("after GC: %v", l)
+	}
+	n.statusWait = 30 * time.Second
+	n.kill()
+	status := make(chan error, 1)
+	go func() { status <- n.do(func() error { return n.cni.GetStatusNetworkList(t.Context(), l) }) }()
+	n.ready.Store(cni.Errorf(cni.CodeUnavailable, "not yet"))
+	n.start("boot 1")
+	n.awaited(func() bool { return n.calls.Load() > 1 })
+	select {
+	case err := <-status:
+		t.Errorf("STATUS of an agent that has just started: %v", err)
+	default:
+	}
+	n.ready.Store(nil)
+	n.must(<-status)
+}
+
+// awaited waits until f is true.
+func (n *node) awaited(f func() bool) {
+	n.Helper()
+	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			n.Fatal("not within 20 s")
+		}
 	}
 }
 
@@ -773,7 +902,7 @@ func TestLoopback(t *testing.T) {
 		c := exec.Command(other)
 		c.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=c-1", "CNI_IFNAME=lo", "CNI_NETNS=" +
 			filepath.Join(netns.Dir, pod.Name)}
-		c.Stdin = strings.NewReader(`{"cniVersion":"1.0.0","name":"lo","type":"loopback"` + more + `}`)
+		c.Stdin = strings.NewReader(`{"cniVersion":"1.1.0","name":"lo","type":"loopback"` + more + `}`)
 		out, err := c.Output()
 		return string(out), err
 	}
@@ -791,7 +920,8 @@ func TestLoopback(t *testing.T) {
 	if out, err := call("CHECK", `,"prevResult":{}`); err == nil || !strings.Contains(out, "is down") || up() {
 		t.Errorf("CHECK: %s, %v", out, err)
 	}
-	if out, err := call("ADD", ""); err != nil || !strings.Contains(out, "127.0.0.1/8") || !up() {
+	if out, err := call("ADD", ""); err != nil || !strings.Contains(out, "127.0.0.1/8") || !strings.Contains(out,
+		`"mtu":65536`) || !up() {
 		t.Errorf("ADD: %s, %v", out, err)
 	}
 	if out, err := call("CHECK", `,"prevResult":{}`); err != nil {

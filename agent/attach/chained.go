@@ -14,7 +14,7 @@ import (
 // adopt records a pod that the plugin before this one has connected, and returns it: its addresses, and the node's end
 // of its device as far as that is known. Nothing is written into the kernel.
 func (s *Server) adopt(id string, r cni.Request) (*model.Attachment, error) {
-	record := ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS, Network: r.Network,
+	record := ipam.Record{ID: id, Pod: r.Pod, UID: r.UID, Interface: r.Interface, NetNS: r.NetNS, Network: r.Network,
 		Addresses: addressesIn(r), Foreign: true}
 	veths, err := link.Veths(s.s, "")
 	if err != nil {

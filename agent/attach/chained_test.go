@@ -254,7 +254,7 @@ func TestChainedList(t *testing.T) {
 		"no name":     {"05-z.conflist", `{"cniVersion":"1.0.0","plugins":[{"type":"x"}]}`},
 		"no plugin":   {"05-z.conflist", `{"cniVersion":"1.0.0","name":"z","plugins":[]}`},
 		"old version": {"05-z.conflist", `{"cniVersion":"0.2.0","name":"z","plugins":[{"type":"x"}]}`},
-		"too early":   {"00-a.conflist", `{"cniVersion":"1.0.0","name":"z","plugins":[{"type":"x"}]}`},
+		"too early":   {"01-a.conflist", `{"cniVersion":"1.0.0","name":"z","plugins":[{"type":"x"}]}`},
 	} {
 		write(c[0], c[1])
 		if err := chained(); err == nil || !strings.Contains(err.Error(), c[0]) {
@@ -297,21 +297,97 @@ func TestDeviceOfAResult(t *testing.T) {
 	}
 }
 
+// FuzzLists has a list be as it was but for our plugin, which is behind all others once.
 func FuzzLists(f *testing.F) {
 	f.Add([]byte(fmt.Sprintf(otherList, "1.0.0", "bridge", "/x")))
 	f.Add([]byte(`{"cniVersion":"1.0.0","name":"y","type":"bridge"}`))
+	f.Add([]byte(`{"cniVersion":"0.4.0","name":"y","Plugins":[{}],"plugins":[{"type":"portmap","x":1e400},{"Type":"a","type":null}],
+		"disableCheck":true,"n":12345678901234567890}`))
+	f.Add([]byte(`{"cniVersion":"1.1.0","name":"y","type":"fairlead-cni","plugins":null}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l, err := parseList(b)
 		if err != nil {
 			return
 		}
-		out, err := l.with(entry{Type: cni.PluginName})
+		ours := entry{Type: cni.PluginName, Socket: "/s", Records: "/r"}
+		out, err := l.with(ours)
 		if err != nil {
 			return
 		}
 		again, err := parseList(out)
-		if err != nil || len(again.types) != len(l.types)+1 || again.types[len(l.types)] != cni.PluginName {
-			t.Errorf("%s: %v, %v", out, again, err)
+		if err != nil || !slices.Equal(again.types, append(slices.Clone(l.types), cni.PluginName)) {
+			t.Fatalf("%s: %v, %v", out, again, err)
+		}
+		was, is := decoded(t, l.fields), decoded(t, again.fields)
+		for k, v := range was {
+			if k != "plugins" && !reflect.DeepEqual(v, is[k]) {
+				t.Errorf("field %q is %v, was %v", k, is[k], v)
+			}
+		}
+		plugins := is["plugins"].([]any)
+		if n := len(plugins) - 1; len(was) != len(is) || !reflect.DeepEqual(plugins[:n], was["plugins"]) {
+			t.Errorf("%s of %s", out, b)
+		}
+		var added entry
+		last, err := json.Marshal(plugins[len(plugins)-1])
+		if err = errors.Join(err, json.Unmarshal(last, &added)); err != nil || added.Socket != ours.Socket ||
+			added.Capabilities["portMappings"] == slices.Contains(l.types, "portmap") {
+			t.Errorf("%s, %v", last, err)
+		}
+	})
+}
+
+// decoded returns the values of fields, with numbers as they are written.
+func decoded(t *testing.T, fields map[string]json.RawMessage) map[string]any {
+	t.Helper()
+	all := map[string]any{}
+	for k, b := range fields {
+		d := json.NewDecoder(bytes.NewReader(b))
+		d.UseNumber()
+		var v any
+		if err := d.Decode(&v); err != nil {
+			t.Fatalf("%s: %v", b, err)
+		}
+		all[k] = v
+	}
+	return all
+}
+
+// FuzzResults has a pod have those addresses of a result that are its interface's or no interface's, and the one device
+// of the node that is there.
+func FuzzResults(f *testing.F) {
+	f.Add([]byte(`{"interfaces":[{"name":"cni0"},{"name":"veth1"},{"name":"eth0","sandbox":"/x"}],
+		"ips":[{"address":"10.0.0.1/24","interface":2},{"address":"fd00::1/64"},{"address":"10.0.0.2/24","interface":1}]}`),
+		"eth0", "veth1")
+	f.Add([]byte(`{"ips":[{"address":"::ffff:10.0.0.1/120","interface":-1},{"address":"10.0.0.1/24","interface":7}]}`), "", "")
+	f.Fuzz(func(t *testing.T, b []byte, name, end string) {
+		var prev cni.Result
+		if json.Unmarshal(b, &prev) != nil {
+			return
+		}
+		got := addressesIn(cni.Request{Attachment: cni.Attachment{Interface: name}, Prev: &prev})
+		most, others := 0, 0
+		for _, ip := range prev.IPs {
+			known := ip.Interface != nil && *ip.Interface >= 0 && *ip.Interface < len(prev.Interfaces)
+			if known && (prev.Interfaces[*ip.Interface].Name != name || prev.Interfaces[*ip.Interface].Sandbox == "") {
+				others++
+				continue
+			}
+			if most++; !slices.Contains(got, ip.Address.Addr().Unmap()) {
+				t.Errorf("%+v is not among %v", ip, got)
+			}
+		}
+		if len(got) != most || most+others != len(prev.IPs) {
+			t.Errorf("%d addresses of %d, %d are others'", len(got), len(prev.IPs), others)
+		}
+		n := 0
+		for _, i := range prev.Interfaces {
+			if i.Sandbox == "" && i.Name == end && end != "" {
+				n++
+			}
+		}
+		if device := deviceIn(&prev, map[string]bool{end: true}); device != "" && (device != end || n != 1) {
+			t.Errorf("device %q, %d of the node are %q", device, n, end)
 		}
 	})
 }
@@ -341,12 +417,139 @@ func TestDeleteEndsAnAdd(t *testing.T) {
 	case e := <-added:
 		t.Fatalf("ADD has not come to what the pod needs: %v", e)
 	}
-	r.Command = cni.Del
-	if out, err := cni.Send(socket, r, nil, 0); err != nil || out.Error != nil {
+	end := r // which the goroutine may still read
+	end.Command = cni.Del
+	if out, err := cni.Send(socket, end, nil, 0); err != nil || out.Error != nil {
 		t.Errorf("DEL: %+v, %v", out, err)
 	}
 	if e := <-added; e == nil || e.Code != cni.CodeTryAgain {
 		t.Errorf("ADD: %v", e)
 	}
 	n.nothingLeft()
+}
+
+// TestFirstConfigurationIsNamed has other networks' files come and go beside ours.
+func TestFirstConfigurationIsNamed(t *testing.T) {
+	folder := t.TempDir()
+	for _, c := range []struct{ name, text, says string }{
+		{"05-cilium.conflist", `{"plugins":[{"type":"cilium-cni"}]}`, "05-cilium.conflist"},
+		{"00-multus.conf", `{"type":"multus","delegates":[{"type":"bridge"}]}`, "00-multus.conf"},
+		{"00-multus.conf", `{"type":"multus","kubeconfig":"/fairlead-cni","delegates":[{"type":"bridge"}]}`, "00-multus.conf"},
+		{"00-multus.conf", `{"type":"multus","delegates":[{"plugins":[{"type":"fairlead-cni"}]}]}`, ""},
+		{"00-multus.conf", `{"type":"multus","delegates":[{"plugins":[{"type":"multus","delegates":[{"type":"bridge"}]},
+			{"type":"fairlead-cni"}]}]}`, "00-multus.conf"}, // Multus behind itself
+		{"00-multus.conf", `{"type":"multus","delegates":[{"plugins":[{"type":"bridge"},{"type":"fairlead-cni"}]}]}`,
+			"00-multus.conf"}, // of mode Chained
+		{"00-multus.conf", `{"type":"multus-shim","clusterNetwork":"/host/net.d/05-cilium.conflist"}`, "00-multus.conf"},
+		{"00-multus.conf", `{"type":"multus-shim","clusterNetwork":"/host/net.d/00-multus.conf"}`, "00-multus.conf"},
+		{"00-multus.conf", `{"type":"multus-shim","clusterNetwork":"/host/net.d/10-fairlead.conflist"}`, ""},
+		{"10-flannel.conflist", `{"plugins":[{"type":"flannel"}]}`, ""}, // behind ours
+		{"05-notes.txt", "x", ""},
+	} {
+		if err := os.WriteFile(filepath.Join(folder, c.name), []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := WriteConfig(folder, "/run/s", "/run/r")
+		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("beside %s: %v", c.name, err)
+		}
+		if _, err := os.Stat(filepath.Join(folder, ConfigFile)); err != nil {
+			t.Errorf("beside %s: %v", c.name, err)
+		}
+		if err := os.Remove(filepath.Join(folder, c.name)); err != nil {
+			t.Fatal(err)
+		}
+		if err := WriteConfig(folder, "/run/s", "/run/r"); err != nil {
+			t.Errorf("without %s: %v", c.name, err)
+		}
+	}
+}
+
+// startMultus writes Multus' configuration as its pod does at its start: the first of the others' is its delegate.
+func startMultus(t *testing.T, folder, file string) {
+	t.Helper()
+	files, err := libcni.ConfFiles(folder, []string{".conf", ".conflist"}) // sorted
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if strings.HasPrefix(filepath.Base(f), "00-multus.conf") {
+			continue
+		}
+		b, err := os.ReadFile(f)
+		multus := fmt.Sprintf(`{"type":"multus","delegates":[%s]}`, b)
+		text := fmt.Sprintf(`{"cniVersion":"0.3.1","name":"multus-cni-network",%s`, multus[1:])
+		if strings.HasSuffix(file, "list") {
+			text = fmt.Sprintf(`{"cniVersion":"0.3.1","name":"multus-cni-network","plugins":[%s]}`, multus)
+		}
+		if err = errors.Join(err, os.WriteFile(filepath.Join(folder, file), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Fatal("nothing to delegate to")
+}
+
+// TestBesideMultus has Multus and the agent start again and again, in either order: a pod has each plugin called once,
+// by files that don't grow.
+func TestBesideMultus(t *testing.T) {
+	const flannel = `{"cniVersion":"0.3.1","name":"cbr0","plugins":[{"type":"flannel","delegate":{"isDefaultGateway":true}},
+		{"type":"portmap","capabilities":{"portMappings":true}}]}`
+	for name, c := range map[string]struct {
+		multus string // its file
+		write  func(folder string) error
+		calls  []string
+	}{
+		"chained": {"00-multus.conf", chained, []string{"multus", "flannel", "portmap", "fairlead-cni"}},
+		"a list":  {"00-multus.conflist", chained, []string{"multus", "flannel", "portmap", "fairlead-cni"}},
+		"own": {"00-multus.conf", func(folder string) error {
+			os.Remove(filepath.Join(folder, "10-flannel.conflist"))
+			return WriteConfig(folder, "/run/s", "/run/r")
+		}, []string{"multus", "fairlead-cni"}},
+	} {
+		folder := t.TempDir()
+		err := os.WriteFile(filepath.Join(folder, "10-flannel.conflist"), []byte(flannel), 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		startMultus(t, folder, c.multus)
+		if err := c.write(folder); err == nil || !strings.Contains(err.Error(), c.multus) {
+			t.Errorf("%s: Multus has another delegate: %v", name, err)
+		}
+		var first map[string]string
+		for range 3 {
+			startMultus(t, folder, c.multus)
+			if err := c.write(folder); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			_, calls, err := First(folder)
+			if err != nil || !slices.Equal(calls, c.calls) {
+				t.Errorf("%s: a pod has called %v, %v", name, calls, err)
+			}
+			now := contents(t, folder)
+			if first == nil {
+				first = now
+			}
+			if !reflect.DeepEqual(now, first) {
+				t.Errorf("%s: files changed: %v", name, now)
+			}
+		}
+	}
+}
+
+func chained(folder string) error { return WriteChained(folder, "/run/s", "/run/r") }
+
+// contents returns the files of a folder.
+func contents(t *testing.T, folder string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	all := map[string]string{}
+	for _, e := range entries {
+		b, failed := os.ReadFile(filepath.Join(folder, e.Name()))
+		all[e.Name()], err = string(b), errors.Join(err, failed)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }

@@ -14,10 +14,11 @@ import (
 )
 
 // The names of the network configuration in the runtime's folder: with the plugin alone, and behind another one, ahead
-// of that one's in the order of names, by which a runtime chooses.
+// of that one's in the order of names, by which a runtime chooses. Multus' 00-multus.conf comes before both: Multus has
+// the first of the others as its delegate.
 const (
 	ConfigFile  = "10-fairlead.conflist"
-	ChainedFile = "00-fairlead.conflist"
+	ChainedFile = "01-fairlead.conflist"
 )
 
 // entry is fairlead-cni in a network configuration.
@@ -29,18 +30,99 @@ type entry struct {
 }
 
 // WriteConfig writes the network configuration into the folder from which the container runtime reads it: from then on
-// it starts pods. The folder must be there: the runtime watches it.
+// it starts pods. The folder must be there: the runtime watches it. Another network's configuration there that the
+// runtime would use is an error, and ours is there nevertheless.
 func WriteConfig(folder, socket, records string) error {
 	b, err := json.MarshalIndent(struct {
-		Version string  `json:"cniVersion"`
-		Name    string  `json:"name"`
-		Plugins []entry `json:"plugins"`
-	}{cni.ListVersion, "fairlead", []entry{
+		Version  string   `json:"cniVersion"`
+		Versions []string `json:"cniVersions"`
+		Name     string   `json:"name"`
+		Plugins  []entry  `json:"plugins"`
+	}{cni.ListVersions[0], cni.ListVersions, "fairlead", []entry{
 		{cni.PluginName, map[string]bool{"ips": true, "portMappings": true}, socket, records}}}, "", "  ")
 	if err != nil {
 		return err
 	}
-	return write(folder, ConfigFile, b, ChainedFile)
+	if err := write(folder, ConfigFile, b, ChainedFile); err != nil {
+		return err
+	}
+	return isFirst(folder, ConfigFile)
+}
+
+// isFirst returns an error where the container runtime starts pods by another configuration than ours, unless that
+// leads to our plugin, as Multus' does that has Fairlead as its delegate.
+func isFirst(folder, ours string) error {
+	file, types, err := First(folder)
+	if err != nil || file == ours || leads(types, ours == ConfigFile) {
+		return err
+	}
+	if slices.ContainsFunc(types, isMultus) {
+		return fmt.Errorf("the configuration of Multus, %s, has another delegate than %s, so that the container runtime "+
+			"starts pods without Fairlead: restart the pod of Multus on this node, or name that file by its "+
+			"--multus-master-cni-file-name",
+			filepath.Join(folder, file), ours)
+	}
+	return fmt.Errorf("%s comes before %s in the order of names, so that the container runtime starts pods in that "+
+		"network: remove it with what wrote it, or rename it, such as to 90-%s", filepath.Join(folder, file), ours, file)
+}
+
+// leads reports whether plugins, behind Multus or not, have ours called as a mode has it: alone in mode Own, else
+// behind others.
+func leads(types []string, alone bool) bool {
+	if len(types) > 0 && isMultus(types[0]) {
+		types = types[1:]
+	}
+	i := slices.Index(types, cni.PluginName)
+	return i >= 0 && (i == 0) == alone && !slices.ContainsFunc(types, isMultus)
+}
+
+// First returns the name of the configuration in a folder by which a runtime starts pods, the first by name (libcni's
+// order), and the plugins that it calls; "" where there is none.
+func First(folder string) (file string, types []string, err error) {
+	names, err := configurations(folder)
+	if err != nil || len(names) == 0 {
+		return "", nil, err
+	}
+	b, err := os.ReadFile(filepath.Join(folder, names[0]))
+	return names[0], typesIn(b, folder), err
+}
+
+// isMultus reports whether a plugin is Multus, which calls others.
+func isMultus(t string) bool { return strings.HasPrefix(t, "multus") }
+
+// typesIn returns the plugins that a network configuration names, in the order in which they are called: those of
+// Multus' delegates behind Multus, which it has as they are, or as a file of the folder; "": that isn't read.
+func typesIn(b []byte, folder string) (l []string) {
+	var c struct {
+		Type      string            `json:"type"`
+		Plugins   []json.RawMessage `json:"plugins"`
+		Delegates []json.RawMessage `json:"delegates"`
+		Cluster   string            `json:"clusterNetwork"` // the path of that file, as Multus' pod has it
+	}
+	json.Unmarshal(b, &c) // what isn't as it should be names nothing
+	if c.Type != "" {
+		l = append(l, c.Type)
+	}
+	for _, p := range slices.Concat(c.Plugins, c.Delegates) {
+		l = append(l, typesIn(p, folder)...)
+	}
+	if folder != "" && c.Cluster != "" {
+		if b, err := os.ReadFile(filepath.Join(folder, filepath.Base(c.Cluster))); err == nil {
+			l = append(l, typesIn(b, "")...)
+		}
+	}
+	return l
+}
+
+// configurations returns the names of the files in a folder that a runtime reads, sorted.
+func configurations(folder string) (names []string, err error) {
+	entries, err := os.ReadDir(folder) // sorted
+	for _, e := range entries {
+		if slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
 }
 
 // WriteChained writes the network configuration of another plugin, with fairlead-cni behind it, into the folder from
@@ -59,7 +141,10 @@ func WriteChained(folder, socket, records string) error {
 	if err != nil {
 		return fmt.Errorf("write the CNI network configuration: %s: %w", filepath.Join(folder, l.file), err)
 	}
-	return write(folder, ChainedFile, b, ConfigFile)
+	if err := write(folder, ChainedFile, b, ConfigFile); err != nil {
+		return err
+	}
+	return isFirst(folder, ChainedFile)
 }
 
 // MapsPorts reports whether the network configuration in a folder that WriteChained extends has the plugin portmap,
@@ -72,13 +157,12 @@ func MapsPorts(folder string) bool {
 // write replaces a file of ours where it differs, and removes that of the other mode.
 func write(folder, name string, b []byte, other string) error {
 	file := filepath.Join(folder, name)
-	if old, err := os.ReadFile(file); err == nil && string(old) == string(b)+"\n" {
-		return nil
-	}
-	temporary := filepath.Join(folder, ".fairlead.new") // which no runtime reads
-	err := os.WriteFile(temporary, append(b, '\n'), 0o600)
-	if err == nil {
-		err = os.Rename(temporary, file)
+	old, err := os.ReadFile(file)
+	if err != nil || string(old) != string(b)+"\n" {
+		temporary := filepath.Join(folder, ".fairlead.new") // which no runtime reads
+		if err = os.WriteFile(temporary, append(b, '\n'), 0o600); err == nil {
+			err = os.Rename(temporary, file)
+		}
 	}
 	if err == nil {
 		err = remove(folder, other)
@@ -116,27 +200,26 @@ var errNoList = errors.New("no other plugin's network configuration is there: in
 	"network.mode Own")
 
 // findList returns the network configuration in a folder that a runtime would use without ours: the first by name
-// (libcni's order). One that has fairlead-cni already is passed over.
+// (libcni's order). One that has fairlead-cni already is passed over, and Multus', which has others' as its delegates.
 func findList(folder string) (*list, error) {
-	entries, err := os.ReadDir(folder) // sorted
+	names, err := configurations(folder)
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range entries {
-		if !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) {
-			continue
-		}
-		b, err := os.ReadFile(filepath.Join(folder, e.Name()))
+	for _, name := range names {
+		b, err := os.ReadFile(filepath.Join(folder, name))
 		if err != nil {
 			return nil, err
 		}
+		if t := typesIn(b, ""); slices.Contains(t, cni.PluginName) || slices.ContainsFunc(t, isMultus) {
+			continue
+		}
 		l, err := parseList(b)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", filepath.Join(folder, e.Name()), err)
+			return nil, fmt.Errorf("%s: %w", filepath.Join(folder, name), err)
 		}
-		if l.file = e.Name(); !slices.Contains(l.types, cni.PluginName) {
-			return l, nil
-		}
+		l.file = name
+		return l, nil
 	}
 	return nil, fmt.Errorf("%s: %w", folder, errNoList)
 }

@@ -42,7 +42,7 @@ type Line interface {
 type Options struct {
 	Pool *ipam.Pool
 	Line Line
-	// returns why no pod can be attached yet, nil if one can; the default is always nil
+	// returns why no pod can be attached yet, as NotReady has it, nil if one can; the default is always nil
 	Ready func() error
 	// returns how an attachment's pod, in whose network namespace the calling thread is, isn't as it was made; "": it is
 	Differs func(*model.Attachment) (string, error)
@@ -52,6 +52,8 @@ type Options struct {
 	Chained bool // another plugin connects pods: Line has no attachments, Pool no ranges
 	Log     *slog.Logger
 	AddWait time.Duration // how long an ADD waits for the kernel; 0: DefaultAddWait
+	// how long STATUS waits until pods can be attached; 0: DefaultStatusWait
+	StatusWait time.Duration
 	// how long released devices have for the end of their pods' namespaces to take them along; 0: DefaultReleasedFor
 	ReleasedFor time.Duration
 }
@@ -68,6 +70,10 @@ type Pods interface {
 
 // DefaultAddWait is less than the runtime waits for the plugin.
 const DefaultAddWait = 30 * time.Second
+
+// DefaultStatusWait is longer than an agent takes from its start until pods can be attached, where the kernel has all
+// already. It is less than a kubelet waits for the runtime.
+const DefaultStatusWait = 10 * time.Second
 
 // DefaultReleasedFor is longer than a runtime takes from DEL to the namespace's end.
 const DefaultReleasedFor = 5 * time.Second
@@ -101,6 +107,7 @@ type turn struct {
 // of; Line does once Begin is called.
 func New(o Options) (*Server, error) {
 	o.AddWait = cmp.Or(o.AddWait, DefaultAddWait)
+	o.StatusWait = cmp.Or(o.StatusWait, DefaultStatusWait)
 	o.ReleasedFor = cmp.Or(o.ReleasedFor, DefaultReleasedFor)
 	ns, err := netns.Current()
 	if err != nil {
@@ -158,11 +165,15 @@ func (s *Server) stillThere(a *model.Attachment, devices map[string]bool) (bool,
 	return devices[a.Device], nil
 }
 
-// Attached returns what is attached.
+// Attached returns what is attached, the newest last.
 func (s *Server) Attached() []*model.Attachment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.attached))
+	made := func(a *model.Attachment) time.Time {
+		r, _ := s.options.Pool.Record(a.ID)
+		return r.Made
+	}
+	return slices.SortedFunc(maps.Values(s.attached), func(a, b *model.Attachment) int { return made(a).Compare(made(b)) })
 }
 
 // Begin hands the first parts of the pod network to Line, with all attachments that there are. Before, a DEL releases
@@ -199,7 +210,7 @@ func (s *Server) devices() (map[string]bool, error) {
 
 // AttachmentOf returns the attachment of a record.
 func AttachmentOf(r ipam.Record) *model.Attachment {
-	a := &model.Attachment{ID: r.ID, Pod: r.Pod, Addresses: r.Addresses, Kind: model.DeviceKindOf(r.Device),
+	a := &model.Attachment{ID: r.ID, Pod: r.Pod, UID: r.UID, Addresses: r.Addresses, Kind: model.DeviceKindOf(r.Device),
 		Interface: r.Interface, Device: cni.Device(r.ID), NetNS: r.NetNS, MTU: r.MTU}
 	if r.Foreign {
 		a.Device = r.End
@@ -236,17 +247,17 @@ func (s *Server) SetNetwork(n *model.Network) {
 // Listen opens the socket at a path, in place of one that a process before has left, for root alone.
 func Listen(path string) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("listen for the CNI plugin: %w", err)
+		return nil, fmt.Errorf("listen at a socket for root: %w", err)
 	}
 	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
 	os.Remove(fresh)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("listen for the CNI plugin: %w", err)
+		return nil, fmt.Errorf("listen at a socket for root: %w", err)
 	}
 	l.SetUnlinkOnClose(false) // the next process may listen there already
 	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen for the CNI plugin: %w", err), l.Close())
+		return nil, errors.Join(fmt.Errorf("listen at a socket for root: %w", err), l.Close())
 	}
 	return l, nil
 }
@@ -308,16 +319,46 @@ func (s *Server) serve(ctx context.Context, r cni.Request, ns *os.File) (*cni.Re
 	case cni.GC:
 		return nil, s.collect(ctx, r)
 	case cni.Status:
-		return nil, s.status()
+		return nil, s.awaitStatus(ctx)
 	}
 	return nil, cni.Errorf(cni.CodeEnvironment, "unknown command %q", r.Command)
 }
 
-// status returns why no pod can be attached now.
+// NotReady returns the error of Options.Ready for a reason, nil without one. limited reports that pods
+// that run may be cut off.
+func NotReady(why string, limited bool) error {
+	switch {
+	case why == "":
+		return nil
+	case limited:
+		return cni.Errorf(cni.CodeLimited, "this node is not ready: %s", why)
+	}
+	return cni.Errorf(cni.CodeUnavailable, "this node is not ready: %s", why)
+}
+
+// awaitStatus returns the status once pods can be attached, or can't for long: the runtime has the node be NotReady
+// then, with all pods that run, which the start of an agent must not do.
+func (s *Server) awaitStatus(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.options.StatusWait)
+	defer cancel()
+	for {
+		err := s.status()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// status returns why no pod can be attached now. Addresses that are all in use are no reason: pods that go free them.
 func (s *Server) status() error {
 	if s.options.Ready != nil {
 		if err := s.options.Ready(); err != nil {
-			return cni.Errorf(cni.CodeUnavailable, "%s", err)
+			return err
 		}
 	}
 	if s.options.Chained {
@@ -328,9 +369,6 @@ func (s *Server) status() error {
 	s.mu.Unlock()
 	if n == nil || len(n.Ranges) == 0 {
 		return cni.Errorf(cni.CodeUnavailable, "this node has no range of addresses for pods yet")
-	}
-	if err := s.options.Pool.Available(); err != nil {
-		return cni.Errorf(cni.CodeLimited, "%s", err)
 	}
 	return nil
 }
@@ -389,7 +427,7 @@ func (s *Server) add(ctx context.Context, id string, r cni.Request, ns *os.File)
 }
 
 func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.File) (*cni.Result, error) {
-	if err := s.status(); err != nil && cni.ErrorOf(err).Code == cni.CodeUnavailable {
+	if err := s.status(); err != nil {
 		return nil, cni.Errorf(cni.CodeTryAgain, "%s", err)
 	}
 	if s.options.Chained != (r.Prev != nil) {
@@ -403,9 +441,14 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 			return nil, err
 		}
 	}
+	first := was == nil || was.NetNS != r.NetNS
 	record := s.allocate
 	if s.options.Chained {
 		record = s.adopt
+	} else if first {
+		if err := s.vacant(ns, r); err != nil {
+			return nil, err
+		}
 	}
 	a, err := record(id, r)
 	if err != nil {
@@ -413,7 +456,7 @@ func (s *Server) attach(ctx context.Context, id string, r cni.Request, ns *os.Fi
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.options.AddWait)
 	defer cancel()
-	err = s.connect(ctx, a, ns, r.Ports, was == nil || was.NetNS != r.NetNS)
+	err = s.connect(ctx, a, ns, r.Ports, first)
 	if err != nil {
 		if a.Kind.IPVLAN() {
 			err = errors.Join(err, deleteChild(ns, a.Interface))
@@ -463,13 +506,39 @@ func errChain(chained bool) error {
 		"has network.mode Own: remove that plugin, or use network.mode Chained")
 }
 
+// vacant returns an error where a pod's network namespace has an interface of the requested name already. What is left
+// there of an attachment that was released goes.
+func (s *Server) vacant(ns *os.File, r cni.Request) error {
+	return netns.In(ns, func() error {
+		pod, err := netlink.Open(unix.NETLINK_ROUTE, 0)
+		if err != nil {
+			return err
+		}
+		defer pod.Close()
+		index, _, err := link.VethNamed(pod, r.Interface)
+		if err == nil && index != 0 {
+			if err = link.DeleteReleased(s.s, isPods); err == nil {
+				index, _, err = link.VethNamed(pod, r.Interface)
+			}
+		}
+		if err == nil && index != 0 {
+			err = cni.Errorf(cni.CodeEnvironment, "CNI_IFNAME is %q: network namespace %s has an interface of that name "+
+				"already; delete that interface, or recreate the pod", r.Interface, r.NetNS)
+		}
+		return err
+	})
+}
+
+// isPods reports whether a device is named as the node's ends of pods' are.
+func isPods(v link.Veth) bool { return strings.HasPrefix(v.Name, cni.DevicePrefix) }
+
 // allocate returns the attachment of a pod with addresses of its own.
 func (s *Server) allocate(id string, r cni.Request) (*model.Attachment, error) {
 	s.mu.Lock()
 	mtu, kind := s.network.MTU, s.network.Device
 	s.mu.Unlock()
-	record, err := s.options.Pool.Allocate(ipam.Record{ID: id, Pod: r.Pod, Interface: r.Interface, NetNS: r.NetNS,
-		Network: r.Network, MTU: mtu, Addresses: r.IPs, Device: kind.String()})
+	record, err := s.options.Pool.Allocate(ipam.Record{ID: id, Pod: r.Pod, UID: r.UID, Interface: r.Interface,
+		NetNS: r.NetNS, Network: r.Network, MTU: mtu, Addresses: r.IPs, Device: kind.String()})
 	if inUse := (*ipam.InUse)(nil); errors.As(err, &inUse) {
 		return nil, cni.Errorf(cni.CodeConfig, "%s", err)
 	} else if err != nil {
@@ -712,7 +781,6 @@ func (s *Server) Follow(ctx context.Context) error {
 		return err
 	}
 	defer socket.Close()
-	own := func(v link.Veth) bool { return strings.HasPrefix(v.Name, cni.DevicePrefix) }
 	for due := time.After(0); ; {
 		task, err := "", error(nil)
 		select {
@@ -728,7 +796,7 @@ func (s *Server) Follow(ctx context.Context) error {
 		case <-due:
 			due = nil
 			// each program at a device that goes costs a grace period under the RTNL lock
-			if err = bpf.Expedited(func() error { return link.DeleteReleased(socket, own) }); err != nil {
+			if err = bpf.Expedited(func() error { return link.DeleteReleased(socket, isPods) }); err != nil {
 				task, due = "devices of pods that have gone are still there", time.After(s.options.ReleasedFor)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -30,9 +31,9 @@ type Config struct {
 	Own      FairleadConfiguration
 	Server   string   // the API server's address, in place of the kubeconfig's
 	Warnings []string // what was given and is not honoured
+	FromFile bool     // Proxy was read from a file
 
-	fromFile bool   // Proxy was read from a file
-	text     []byte // the file's
+	text []byte // the file's
 }
 
 // Load puts the file, if one is named, and the flags together. The error names everything that is wrong.
@@ -59,7 +60,7 @@ func (f *Flags) Load() (*Config, error) {
 func (c *Config) apply(f *Flags, in content) error {
 	c.Warnings = slices.Concat(f.former, in.warnings)
 	if in.proxy != nil {
-		c.Proxy, c.fromFile = *in.proxy, true
+		c.Proxy, c.FromFile = *in.proxy, true
 		complete(&c.Proxy)
 		c.Warnings = append(c.Warnings, f.useless()...)
 		logging(f.set, &c.Proxy.Logging)
@@ -144,7 +145,7 @@ func (c *Config) name(f *Flags) {
 // mode decides the data plane's name: ours by flag or file, else kube-proxy's; auto where a file leaves it open.
 func (c *Config) mode(f *Flags) {
 	usual := mode.Default
-	if c.fromFile || f.explicit("proxy-mode") {
+	if c.FromFile || f.explicit("proxy-mode") {
 		usual = mode.Auto
 	}
 	c.Own.Mode = cmp.Or(c.Own.Mode, string(c.Proxy.Mode), usual)
@@ -239,6 +240,30 @@ func (c *Config) YAML() ([]byte, error) {
 	return slices.Concat(proxy, []byte("---\n"), own), errors.Join(oerr, perr)
 }
 
+// Chosen returns c with what an agent chose by it, so that a process elsewhere on its node decides the same: the node's
+// name, the mode, and the engine of policies, "" for none. Its paths are absolute, and it has no warnings.
+func (c *Config) Chosen(node, plane, engine string) (*Config, error) {
+	chosen := *c
+	chosen.Warnings = nil
+	chosen.Proxy.HostnameOverride = node
+	chosen.Own.Scheduler = c.scheduler() // by the mode that was configured
+	chosen.Own.Mode = plane
+	chosen.Own.Policy.Engine = cmp.Or(engine, c.Own.Policy.Engine)
+	n := &chosen.Own.Network
+	for _, path := range []*string{&chosen.Own.Source, &chosen.Proxy.ClientConnection.Kubeconfig, &n.CNIFolder,
+		&n.RunFolder} {
+		if *path == "" || *path == "-" { // standard input
+			continue
+		}
+		absolute, err := filepath.Abs(*path)
+		if err != nil {
+			return nil, err
+		}
+		*path = absolute
+	}
+	return &chosen, nil
+}
+
 // Node returns the node's name: the host's, where none was told.
 func (c *Config) Node() (string, error) {
 	if c.Proxy.HostnameOverride != "" {
@@ -279,7 +304,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 	}
 	r.Entries = c.Own.MaglevTableSize
 	r.DirectServerReturn = c.Own.DirectServerReturn
-	r.ExternalIPs, r.Limits = c.Own.ExternalIPs, c.Own.Limits.limits()
+	r.ExternalIPs, r.Limits, r.OverlayPort = c.Own.ExternalIPs, c.Own.Limits.limits(), c.overlayPort()
 	own, err := node.OpenAddresses()
 	if err != nil {
 		return r, err
@@ -297,7 +322,7 @@ func (c *Config) Resolve() (r resolve.Config, err error) {
 // scheduler returns the name of the scheduler of Services that don't choose one.
 func (c *Config) scheduler() string {
 	usual := model.Random.String()
-	if c.Own.Mode == "ipvs" && c.fromFile || c.Proxy.IPVS.Scheduler != "" && c.Own.Mode == "ipvs" {
+	if c.Own.Mode == "ipvs" && c.FromFile || c.Proxy.IPVS.Scheduler != "" && c.Own.Mode == "ipvs" {
 		usual = cmp.Or(c.Proxy.IPVS.Scheduler, "rr") // as kube-proxy
 		if other, ok := substitutes[usual]; ok {
 			usual = other.String()
@@ -313,7 +338,7 @@ var loopback = netip.MustParsePrefix("127.0.0.0/8")
 func (c *Config) nodePorts() (list []string) {
 	p := &c.Proxy
 	list = p.NodePortAddresses
-	switch iptables := p.Mode == "iptables" || p.Mode == "" && c.fromFile; {
+	switch iptables := p.Mode == "iptables" || p.Mode == "" && c.FromFile; {
 	case p.Mode == "nftables" && len(list) == 0:
 		return []string{"primary"}
 	case iptables && *p.IPTables.LocalhostNodePorts && len(list) == 0:

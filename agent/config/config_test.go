@@ -121,7 +121,7 @@ func TestEveryFieldHasOneRow(t *testing.T) {
 		}
 		used[f.Path] = true
 	}
-	for _, f := range Fields() {
+	for _, f := range fields {
 		if !used[f.Path] {
 			t.Errorf("row %s is of no field", f.Path)
 		}
@@ -182,12 +182,12 @@ func change(t *testing.T, path string, v reflect.Value) {
 func TestEveryFlagHasOneRow(t *testing.T) {
 	f, fs := &Flags{}, pflag.NewFlagSet("", pflag.ContinueOnError)
 	f.Add(fs)
-	rows := map[string]bool{}
-	for _, r := range Rows() {
-		if rows[r.Flag] {
+	seen := map[string]bool{}
+	for _, r := range rows {
+		if seen[r.Flag] {
 			t.Errorf("--%s has two rows", r.Flag)
 		}
-		rows[r.Flag] = true
+		seen[r.Flag] = true
 		if fs.Lookup(r.Flag) == nil {
 			t.Errorf("row --%s is of no flag", r.Flag)
 		}
@@ -196,7 +196,7 @@ func TestEveryFlagHasOneRow(t *testing.T) {
 		}
 	}
 	fs.VisitAll(func(f *pflag.Flag) {
-		if !rows[f.Name] {
+		if !seen[f.Name] {
 			t.Errorf("--%s has no row", f.Name)
 		}
 	})

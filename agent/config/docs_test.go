@@ -143,7 +143,7 @@ func proxyRows(honoured bool) (text string) {
 	return text
 }
 
-// references are docs/configuration.md's tables, by the names of their marks.
+// references are docs/reference/configuration.md's tables, by the names of their marks.
 func references(t *testing.T) map[string]string {
 	const head = "| field | type | default | flag | what it does |\n|---|---|---|---|---|\n"
 	flags, fs := "| flag | default | what it does |\n|---|---|---|\n", pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -177,7 +177,7 @@ func references(t *testing.T) map[string]string {
 
 // The configuration reference is made from the types, their comments and the flags.
 func TestTablesAreDocumented(t *testing.T) {
-	const file = "../../docs/configuration.md"
+	const file = "../../docs/reference/configuration.md"
 	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

@@ -31,13 +31,14 @@ type FairleadConfiguration struct {
 	// maglevTableSize is the number of entries of each Maglev table, a prime up to 65521. Default: by mode.
 	MaglevTableSize int `json:"maglevTableSize,omitempty"`
 	// directServerReturn is true to have an endpoint's node reply to external clients directly (mode ebpf). Set it on
-	// all nodes at once. Where it can't be used, connections are masqueraded ([ebpf](ebpf.md)). Default: false.
+	// all nodes at once. Where it can't be used, connections are masqueraded ([direct server
+	// return](../how-to/direct-server-return.md)). Default: false.
 	DirectServerReturn bool `json:"directServerReturn,omitempty"`
 	// ebpf holds the settings of mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitzero"`
-	// policy holds the settings of network policies ([policies](policy.md)).
+	// policy holds the settings of network policies ([policies](../how-to/enforce-policies.md)).
 	Policy PolicyConfiguration `json:"policy,omitzero"`
-	// network holds the settings of the pod network ([pod network](network.md)).
+	// network holds the settings of the pod network ([pod network](../how-to/pod-network.md)).
 	Network NetworkConfiguration `json:"network,omitzero"`
 	// externalIPs is the policy for spec.externalIPs: Safe rejects pod addresses, other Services' ClusterIPs and the
 	// API server's address and port; Refuse serves none; Any serves all but the API server's. Default: Safe.
@@ -112,7 +113,7 @@ type EBPFConfiguration struct {
 type PolicyConfiguration struct {
 	// mode is what to do with NetworkPolicies and ClusterNetworkPolicies: Ignore watches neither them nor Pods; Audit
 	// reports what they would drop and drops nothing; Enforce enforces them, but for those with the annotation
-	// fairlead.dev/audit ([policies](policy.md)). Set it on all nodes. Default: Ignore.
+	// fairlead.dev/audit ([policies](../how-to/enforce-policies.md)). Set it on all nodes. Default: Ignore.
 	Mode PolicyMode `json:"mode,omitempty"`
 	// engine is the data plane for policies: nftables, iptables, ebpf, or auto, the first of these
 	// that this kernel supports. Default: auto.
@@ -124,8 +125,10 @@ type PolicyConfiguration struct {
 	// the packets of others, Keep lets them go on. Default: Cut.
 	Established Established `json:"established,omitempty"`
 	// sourceCheck is whether packets with the address of a pod of this node are dropped where they come in by another
-	// device than the pod's: Always, or Never for nodes with asymmetric routes, where pods can then pass for other pods
-	// ([policies](policy.md#asymmetric-routes)). With network.mode Own, pods' own devices are guarded whatever it is.
+	// device than the pod's, and packets that come in by a pod's device with another address: Always, or Never for nodes
+	// with asymmetric routes, where pods can then pass for any other host ([source
+	// checks](source-checks.md#asymmetric-routes)). With policy.mode Audit none is. With network.mode Own, pods' own
+	// devices are guarded whatever it is. With Never, DNS answers teach domain names whatever device they come in by.
 	// Default: Always.
 	SourceCheck SourceCheck `json:"sourceCheck,omitempty"`
 	// cutMark is the bit of the connection mark by which connections are cut, 0x80000000 by default. No other program on
@@ -141,14 +144,14 @@ type PolicyConfiguration struct {
 type NetworkConfiguration struct {
 	// mode is who connects pods: None leaves that to another CNI plugin; Own has this agent do it, called by the plugin
 	// fairlead-cni; Chained leaves it to another plugin and calls fairlead-cni behind it, so that a pod starts once its
-	// policies and host ports are in force ([pod network](network.md)). Default: None.
+	// policies and host ports are in force ([pod network](../how-to/pod-network.md)). Default: None.
 	Mode NetworkMode `json:"mode,omitempty"`
 	// overlay is which nodes are reached through a tunnel: Subnets those that are not on a link of this node, Always
 	// all, Never none, where routers know the nodes' podCIDRs. Set it on all nodes. Default: Subnets.
 	Overlay network.Overlay `json:"overlay,omitempty"`
 	// device is what connects pods: veth or netkit, a routed pair of devices; ipvlan-l2 or ipvlan-l3, where pods share the
 	// uplink's link-layer address and packets between pods of a node bypass its network stack: see
-	// [devices](network.md#devices). Pods that are attached keep theirs. Default: veth.
+	// [devices](pod-devices.md). Pods that are attached keep theirs. Default: veth.
 	Device string `json:"device,omitempty"`
 	// encapsulation is the overlay's: VXLAN, or IPIP, which carries IPv4 inside IPv4 alone and takes 20 bytes of a packet
 	// instead of 50. Set it on all nodes. Default: VXLAN.
@@ -174,8 +177,8 @@ type NetworkConfiguration struct {
 	// cniFolder is the folder in which the container runtime looks for network configurations. It must be there. Default:
 	// /etc/cni/net.d.
 	CNIFolder string `json:"cniFolder,omitempty"`
-	// runFolder is the folder of the socket for fairlead-cni and of the records of pods' addresses. It must be in memory,
-	// and one agent's alone. Default: /run/fairlead.
+	// runFolder is the folder of the sockets for fairlead-cni and for root's commands on the node, and of the records of
+	// pods' addresses. It must be in memory, and one agent's alone. Default: /run/fairlead.
 	RunFolder string `json:"runFolder,omitempty"`
 }
 

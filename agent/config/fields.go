@@ -17,9 +17,6 @@ type Field struct {
 	Text     string // what it does here; where not honoured: what happens instead
 }
 
-// Fields returns all fields of KubeProxyConfiguration.
-func Fields() []Field { return fields }
-
 const (
 	windows = "Fairlead runs on Linux only."
 	resync  = "A change that waits longer than twice this period makes /healthz and /livez return 503. Rules are not " +
@@ -36,6 +33,7 @@ const (
 // allowExternalIPs is the feature gate that decides whether kube-proxy serves external IPs.
 const allowExternalIPs = "AllowServiceExternalIPs"
 
+// fields are all fields of KubeProxyConfiguration.
 var fields = []Field{
 	{"kind", true, "The type of the document."},
 	{"apiVersion", true, "The type's version."},

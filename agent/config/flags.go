@@ -156,9 +156,6 @@ func (f *Flags) rename(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 // idle are flags of kube-proxy's libraries, which do nothing here.
 var idle = []string{"boot-id-file", "machine-id-file", "log-json-info-buffer-size", "log-json-split-stream"}
 
-// Rows are all flags, kube-proxy's first.
-func Rows() []Row { return rows }
-
 // AddDecisions adds to a command the flags that decide what a node does: enough to show, plan and explain.
 func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 	f.set, f.proxy = fs, defaults()
@@ -233,7 +230,8 @@ func (f *Flags) addNetwork(fs *pflag.FlagSet) {
 	fs.StringVar(&f.own.Network.CNIFolder, "network-cni-folder", DefaultCNIFolder,
 		"folder in which the container runtime looks for network configurations")
 	fs.StringVar(&f.own.Network.RunFolder, "network-run-folder", cmp.Or(os.Getenv(EnvRunFolder), DefaultRunFolder),
-		"folder, in memory, of the socket for fairlead-cni and of the records of pods' addresses (or $FAIRLEAD_RUN_FOLDER)")
+		"folder, in memory, of the sockets for fairlead-cni and for commands on the node, and of the records of pods' "+
+			"addresses (or $FAIRLEAD_RUN_FOLDER)")
 }
 
 // Add adds all flags to a command.
@@ -378,6 +376,17 @@ func (v *Version) Set(s string) error {
 
 // Requested reports whether the version is to be printed.
 func (v Version) Requested() bool { return v != "" && v != "false" }
+
+// Decide reports whether a flag was set that decides what a node does: any of AddDecisions' but --network-run-folder,
+// which also says where the agent is.
+func (f *Flags) Decide() (decide bool) {
+	decisions := pflag.NewFlagSet("", pflag.ContinueOnError)
+	new(Flags).AddDecisions(decisions)
+	decisions.VisitAll(func(flag *pflag.Flag) {
+		decide = decide || flag.Name != "network-run-folder" && f.explicit(flag.Name)
+	})
+	return decide
+}
 
 // explicit reports whether a flag was set.
 func (f *Flags) explicit(name string) bool {

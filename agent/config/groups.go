@@ -7,7 +7,6 @@ import (
 
 // The titles below which help lists flags.
 const (
-	sources  = "Source of objects"
 	plane    = "Data plane"
 	modeEBPF = "Mode ebpf"
 	pods     = "Pods and node ports"
@@ -17,17 +16,19 @@ const (
 	logs     = "Logging"
 	settings = "Node settings"
 	others   = "kube-proxy's other flags"
+	// Sources is the group of flags that say where objects come from, and for which node.
+	Sources = "Source of objects"
 	// NoEffect is the group of flags without effect.
 	NoEffect = "Accepted without effect"
 )
 
 // Groups are the titles in the order of help.
-var Groups = []string{sources, plane, modeEBPF, pods, podNet, policies, servers, logs, settings, others, NoEffect}
+var Groups = []string{Sources, plane, modeEBPF, pods, podNet, policies, servers, logs, settings, others, NoEffect}
 
 // groupOf are groups by the flags, or what their names begin with, that they hold. The longest that fits counts.
 var groupOf = map[string]string{
-	"config": sources, "source": sources, "kubeconfig": sources, "master": sources, "node": sources,
-	"service-proxy-name": sources, "kube-api-": sources,
+	"config": Sources, "source": Sources, "kubeconfig": Sources, "master": Sources, "node": Sources,
+	"service-proxy-name": Sources, "kube-api-": Sources,
 	"mode": plane, "scheduler": plane, "maglev-": plane, "migrate-": plane,
 	"ebpf-": modeEBPF, "direct-server-return": modeEBPF,
 	"cluster-cidr": pods, "detect-local-mode": pods, "pod-": pods, "nodeport-addresses": pods, "external-ips": pods,

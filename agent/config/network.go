@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 	"path/filepath"
@@ -35,7 +36,8 @@ const (
 // DefaultCNIFolder is where container runtimes look for network configurations.
 const DefaultCNIFolder = "/etc/cni/net.d"
 
-// DefaultRunFolder is where an agent has its socket for the CNI plugin, and the records of pods' addresses.
+// DefaultRunFolder is where an agent has its sockets for the CNI plugin and for commands, and the records of pods'
+// addresses.
 const DefaultRunFolder = "/run/fairlead"
 
 // EnvRunFolder is the environment variable with another default of network.runFolder.
@@ -75,6 +77,14 @@ func (c *Config) ResolveNetwork(services resolve.Config) network.Config {
 		}
 	}
 	return o
+}
+
+// overlayPort returns the UDP port of the pod network's overlay, 0 where it has none.
+func (c *Config) overlayPort() uint16 {
+	if n := c.Own.Network; c.Network() && n.Overlay != network.Never && n.Encapsulation != IPIP {
+		return cmp.Or(n.Port, network.DefaultPort)
+	}
+	return 0
 }
 
 // grantOf reads an entry of network.allowedSources.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -37,10 +38,10 @@ type Options struct {
 
 // Engine is a policy engine that reports packets itself.
 type Engine interface {
-	// Denials calls yield with both ends of each packet that was dropped, also for its source (forged), or would be by
-	// audited policies, until ctx ends.
+	// Denials calls yield with both ends of each packet that was dropped, also for its source, or would be by audited
+	// policies, until ctx ends. forged is the device by which one came in that was dropped for its source, else "".
 	Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol,
-		audited, forged bool)) error
+		audited bool, forged string)) error
 }
 
 // Counts are packets that were reported, by policy. A packet that several policies deny together counts for each.
@@ -80,7 +81,7 @@ type kind uint8
 const (
 	denied  kind = iota // dropped by a policy
 	audited             // accepted, and audited policies would drop it
-	forged              // dropped: it has a pod's source and came in by another device
+	forged              // dropped: its source isn't one of the device that it came in by
 )
 
 // messages are the log's.
@@ -159,8 +160,9 @@ func (r *Reader) Counts() Counts {
 // Run reports until ctx ends.
 func (r *Reader) Run(ctx context.Context) error {
 	if r.ns == nil {
-		return r.options.Engine.Denials(ctx, func(src, dst netip.AddrPort, protocol model.Protocol, audited, forged bool) {
-			r.report(verdict.Packet{Src: src, Dst: dst, Protocol: protocol}, kindOf(audited, forged))
+		return r.options.Engine.Denials(ctx, func(src, dst netip.AddrPort, protocol model.Protocol, audited bool,
+			forged string) {
+			r.report(verdict.Packet{Src: src, Dst: dst, Protocol: protocol, In: forged}, kindOf(audited, forged != ""))
 		})
 	}
 	if !r.listen(ctx) {
@@ -178,8 +180,23 @@ func (r *Reader) logged(e nflog.Entry) {
 	p, ok := parse(e.Payload)
 	switch audited, forged := e.Prefix == r.options.Audit, e.Prefix == r.options.Forged; {
 	case ok && (audited || forged || e.Prefix == r.options.Deny):
+		if forged {
+			p.In = r.nameOf(e.In)
+		}
 		r.report(p, kindOf(audited, forged))
 	}
+}
+
+// nameOf returns the name of an interface, "" where it is gone.
+func (r *Reader) nameOf(index int) (name string) {
+	_ = r.ns.Do(func() error {
+		i, err := net.InterfaceByIndex(index)
+		if err == nil {
+			name = i.Name
+		}
+		return err
+	})
+	return name
 }
 
 // report counts and logs a packet.
@@ -225,8 +242,10 @@ func (r *Reader) closed(s *model.Policies, p verdict.Packet) string {
 // rulesOf returns the rules that deny, or would, and why; none where the policies of now don't.
 func rulesOf(o verdict.PolicyOutcome, k kind) (rules []model.RuleRef, reason string) {
 	switch {
+	case k == forged && o.Verdict == model.VerdictDrop && len(o.Steps) == 0:
+		return nil, o.Reason
 	case k == forged:
-		return nil, "it came in by another device than that of the pod with this address"
+		return nil, "its source isn't one of the device that it came in by"
 	case k == audited:
 		if rules = o.Reported(); len(rules) > 0 {
 			return rules, "the audited rules would drop it"

@@ -169,9 +169,22 @@ func TestReasonsBesidePolicies(t *testing.T) {
 	known := *d.Now.Subjects[client]
 	known.Device = policytest.Device(web)
 	d.Now.Subjects[client] = &known
-	policytest.Move(t, b.plane, b.held, policytest.Facts(t, b.plane, d.Parts()))
+	move := func() {
+		wanted := policytest.Facts(t, b.plane, d.Parts())
+		policytest.Move(t, b.plane, b.held, wanted)
+		b.held = wanted
+	}
+	move()
 	b.Passes(b.Packet(client, web, policytest.Served[0]), false)
 	logs("packet with a forged source dropped")
+	d.Own()
+	b.mu.Lock()
+	b.now = d.Now
+	b.mu.Unlock()
+	move()
+	b.Inject(web, netip.MustParseAddrPort("10.0.2.2:9"), netip.AddrPortFrom(client, 9), "forged")
+	logs("from=10.0.2.2:9") // whose it is not
+	logs("10.0.2.2 came in by device pod0 of shop/web, which may not send from it")
 }
 
 // TestEngineReportsDenials: of an engine that logs nothing, also before its first Write and when its maps are new.
@@ -203,9 +216,15 @@ func TestEngineReportsDenials(t *testing.T) {
 		}
 		policytest.Move(t, plane, wanted, nil)
 	}
+	d.Own()
+	policytest.Move(t, plane, nil, policytest.Facts(t, plane, d.Parts()))
+	b.Inject(policytest.Behind[0][0], netip.MustParseAddrPort("10.0.2.2:9"), netip.MustParseAddrPort("10.0.1.4:9"),
+		"forged")
+	b.until(t, 3)
 	cancel()
 	b.Must(<-ended)
-	if text := b.log.String(); !strings.Contains(text, "policy denied a connection") ||
+	if text := b.log.String(); !strings.Contains(text, "10.0.2.2 came in by device pod0 of shop/web") ||
+		!strings.Contains(text, "policy denied a connection") ||
 		!strings.Contains(text, "to=\"pod shop/web") || !strings.Contains(text, "NetworkPolicy shop/deny ingress") {
 		t.Errorf("logged: %s", text)
 	}

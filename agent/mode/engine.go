@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 
@@ -253,14 +254,14 @@ func cleanEngines(ctx context.Context, but string) error {
 type idle struct {
 	reconcile.Runner[model.PolicyPart]
 	node     *model.PolicyNode
-	subjects map[*model.Subject]struct{}
+	pods     map[model.PolicyPart]struct{} // subjects and devices
 	rulesets int
 	active   bool // parts were handed on
 	begun    bool
 }
 
 func newIdle(r reconcile.Runner[model.PolicyPart]) *idle {
-	return &idle{Runner: r, subjects: map[*model.Subject]struct{}{}}
+	return &idle{Runner: r, pods: map[model.PolicyPart]struct{}{}}
 }
 
 // Change implements reconcile.Runner. The first begins the loop, whatever it holds: what is left of another run goes.
@@ -288,22 +289,19 @@ func (p *idle) Change(put, del []model.PolicyPart) {
 	}
 }
 
-// still returns the parts that are there without any policy: the node and the subjects.
+// still returns the parts that are there without any policy: the node, and what is known of its pods.
 func (p *idle) still() (l []model.PolicyPart) {
 	if p.node != nil {
 		l = append(l, p.node)
 	}
-	for s := range p.subjects {
-		l = append(l, s)
-	}
-	return l
+	return slices.AppendSeq(l, maps.Keys(p.pods))
 }
 
 // others returns the parts that still doesn't.
 func others(parts []model.PolicyPart) (l []model.PolicyPart) {
 	for _, x := range parts {
 		switch x.(type) {
-		case *model.PolicyNode, *model.Subject:
+		case *model.PolicyNode, *model.Subject, *model.Device:
 		default:
 			l = append(l, x)
 		}
@@ -318,9 +316,9 @@ func (p *idle) follow(x model.PolicyPart, came bool) {
 		if p.node = nil; came {
 			p.node = x
 		}
-	case *model.Subject:
-		if delete(p.subjects, x); came {
-			p.subjects[x] = struct{}{}
+	case *model.Subject, *model.Device:
+		if delete(p.pods, x); came {
+			p.pods[x] = struct{}{}
 		}
 	case *model.Ruleset:
 		if p.rulesets--; came {

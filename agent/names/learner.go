@@ -34,6 +34,7 @@ type Options struct {
 	Floor       time.Duration // how long an address lives at least; 0: a minute
 	Hold        time.Duration // how long an answer waits at most for its addresses to be in force; 0: 50 ms
 	Copied      bool          // answers are copied also where the kernel can hold them
+	AnyDevice   bool          // answers count whatever device they came in by
 	Log         *slog.Logger
 }
 
@@ -51,7 +52,10 @@ const (
 	limited     = "limited"     // the pod has taught too much of late
 	late        = "late"        // let go before their addresses were in force
 	resent      = "resent"      // sent again: the kernel dropped them while they waited
-	lost        = "lost"        // times that the socket was full
+	copied      = "copied"      // taught though they were let go at once
+	forged      = "forged"      // by another device than their resolver's
+	unread      = "unread"      // messages, queries too, that passed unread
+	lost        = "lost"        // times that a socket was full
 )
 
 // Learner learns the addresses of domain names. Its methods may be called from any goroutine.
@@ -60,8 +64,8 @@ type Learner struct {
 	plane   *dns.Plane
 	loop    *reconcile.Loop[dns.Part, dns.Key, string]
 	ns      *netns.Namespace
-	queue   *nfqueue.Queue // nil: answers are copied
-	log     *nflog.Log     // where they are
+	queue   *nfqueue.Queue // nil: all messages are copied
+	log     *nflog.Log     // what is copied
 	tracked tracked
 	wake    chan struct{} // holds one while there is something to apply
 
@@ -85,6 +89,11 @@ type learned struct {
 	expired uint64
 }
 
+func newLearned() learned {
+	return learned{watched: watched{map[netip.Addr][]string{}, map[netip.AddrPort]bool{}}, queries: queries{},
+		cache: newCache(), changed: map[string]bool{}, rates: map[netip.Addr]*rate{}, answers: map[string]uint64{}}
+}
+
 // Open opens a Learner for the calling thread's network namespace, with what the agent before has recorded.
 func Open(o Options) (*Learner, error) {
 	o.Floor = cmp.Or(o.Floor, time.Minute)
@@ -96,16 +105,18 @@ func Open(o Options) (*Learner, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("learn domain names: %w", err), plane.Close())
 	}
-	l := &Learner{options: o, plane: plane, ns: ns, wake: make(chan struct{}, 1), learned: learned{
-		watched: watched{map[netip.Addr][]string{}, map[netip.AddrPort]bool{}}, queries: queries{}, cache: newCache(),
-		changed: map[string]bool{}, rates: map[netip.Addr]*rate{}, answers: map[string]uint64{}}}
+	l := &Learner{options: o, plane: plane, ns: ns, wake: make(chan struct{}, 1), learned: newLearned()}
 	if o.Copied {
 		plane.Copy()
 	}
+	if o.AnyDevice {
+		plane.AnyDevice()
+	}
 	if plane.Held() {
-		l.queue, err = nfqueue.Open(dns.Queue)
-	} else {
-		l.log, err = nflog.Listen(dns.LogGroup, 4096)
+		l.queue, err = nfqueue.Open(dns.Queue, dns.QueueLength)
+	}
+	if err == nil {
+		l.log, err = nflog.Listen(dns.LogGroup, dns.Copied)
 	}
 	if err == nil {
 		l.tracked.Marker, err = conntrack.OpenMarker()
@@ -136,6 +147,7 @@ func (l *Learner) restore() error {
 		e := l.names[r.Name]
 		e.expires[r.Addr] = now.Add(r.TTL)
 		e.latest = maxTime(e.latest, now.Add(r.TTL))
+		l.unsaved = true // a table of another layout goes with its records
 	}
 	return err
 }
@@ -212,11 +224,15 @@ func (l *Learner) Needed() (pods, resolvers bool) {
 
 // Counts returns what was done so far.
 func (l *Learner) Counts() Counts {
+	passed, err := l.plane.Counts()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := Counts{Answers: map[string]uint64{}, Expired: l.expired, Evicted: l.evicted}
-	for _, outcome := range []string{taught, unsolicited, limited, late, resent, lost} {
+	for _, outcome := range []string{taught, unsolicited, limited, late, resent, copied, lost} {
 		c.Answers[outcome] = l.answers[outcome]
+	}
+	if err == nil {
+		c.Answers[unread], c.Answers[forged] = passed.Unread, passed.Forged
 	}
 	c.Names, c.Addresses = l.count()
 	return c
@@ -231,14 +247,25 @@ func (l *Learner) Status() reconcile.Status { return l.loop.Status() }
 // Run learns until ctx ends. What it has learned it then records in the kernel.
 func (l *Learner) Run(ctx context.Context) error {
 	var ended sync.WaitGroup
-	defer ended.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	ended.Go(func() { l.loop.Run(ctx) })
 	ended.Go(func() { l.work(ctx) })
-	if l.queue == nil {
-		return l.log.Run(ctx, func(e nflog.Entry) { l.receive(e.Payload, time.Now()) }, l.lost)
+	var held error
+	if l.queue != nil {
+		ended.Go(func() {
+			held = l.readQueue(ctx)
+			stop()
+		})
 	}
+	err := l.readCopies(ctx)
+	stop()
+	ended.Wait()
+	return errors.Join(held, err)
+}
+
+// readQueue learns from the messages that are held until ctx ends.
+func (l *Learner) readQueue(ctx context.Context) error {
 	err := l.queue.Run(ctx, func(p nfqueue.Packet) {
 		if l.receive(p.Payload, time.Now()) && l.wait(p) {
 			return
@@ -247,6 +274,16 @@ func (l *Learner) Run(ctx context.Context) error {
 	}, l.again, l.lost)
 	l.release(l.unblock())
 	return err
+}
+
+// readCopies learns from the messages that are copied until ctx ends.
+func (l *Learner) readCopies(ctx context.Context) error {
+	return l.log.Run(ctx, func(e nflog.Entry) {
+		if l.receive(e.Payload, time.Now()) {
+			l.tally(copied)
+			signal(l.wake)
+		}
+	}, l.lost)
 }
 
 func (l *Learner) lost() { l.tally(lost) }
@@ -442,7 +479,7 @@ func (l *Learner) expire(now time.Time) {
 func (l *Learner) record() {
 	now := time.Now()
 	l.mu.Lock()
-	unsaved := l.unsaved
+	unsaved := l.unsaved && l.begun
 	var records []dns.Record
 	for name, e := range l.names {
 		for a, t := range e.expires {

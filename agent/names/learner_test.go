@@ -2,6 +2,7 @@ package names
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -96,15 +97,15 @@ func (n *node) close() error {
 	return errors.Join(n.client.Close(), n.server.Close(), n.Learner.Close())
 }
 
-// exchange has the pod send a query, which is answered.
-func (n *node) exchange(t *testing.T) (client netip.AddrPort, err error) {
-	if _, err := n.client.Write(built(t, dnsmessage.Header{ID: 7}, "a.example.com.", 0)); err != nil {
+// exchange has the pod send a query for a name, which is answered.
+func (n *node) exchange(t *testing.T, name string) (client netip.AddrPort, err error) {
+	if _, err := n.client.Write(built(t, dnsmessage.Header{ID: 7}, name, 0)); err != nil {
 		return client, err
 	}
 	_, client, err = n.server.ReadFromUDPAddrPort(make([]byte, 512))
 	if err == nil {
-		_, err = n.server.WriteToUDPAddrPort(built(t, dnsmessage.Header{ID: 7, Response: true}, "a.example.com.", 30,
-			"a.example.com.", "192.0.2.1"), client)
+		_, err = n.server.WriteToUDPAddrPort(built(t, dnsmessage.Header{ID: 7, Response: true}, name, 30, name,
+			"192.0.2.1"), client)
 	}
 	return client, err
 }
@@ -124,7 +125,7 @@ func learn(t *testing.T, copied, slow bool) error {
 		return err
 	}
 	defer l.close()
-	if _, err := l.exchange(t); err != nil {
+	if _, err := l.exchange(t, "a.example.com."); err != nil {
 		return err
 	}
 	if _, err := l.client.Read(make([]byte, 512)); err != nil {
@@ -180,7 +181,7 @@ func TestDroppedAnswerIsSentAgain(t *testing.T) {
 			return err
 		}
 		defer l.close()
-		client, err := l.exchange(t)
+		client, err := l.exchange(t, "a.example.com.")
 		if err != nil {
 			return err
 		}
@@ -206,4 +207,99 @@ func TestDroppedAnswerIsSentAgain(t *testing.T) {
 		stop()
 		return <-l.ended
 	})
+}
+
+// A pod's messages are held within its share, then copied, then unread: each of them comes. What was copied teaches
+// too.
+func TestShareOfPod(t *testing.T) {
+	inNode(t, func() error {
+		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
+		defer stop()
+		l, err := open(ctx, Options{Apply: func(context.Context, []source.Change) {}})
+		if err != nil {
+			return err
+		}
+		defer l.close()
+		exchange := func(name string) error {
+			_, err := l.exchange(t, name)
+			if err == nil {
+				_, err = l.client.Read(make([]byte, 512))
+			}
+			return err
+		}
+		n := l.Counts()
+		for i := 0; n.Answers[unread] == 0; i++ {
+			err := exchange(fmt.Sprintf("n%d.example.com.", i))
+			for range 100 { // of no rule's name
+				err = errors.Join(err, exchange("example.net."))
+			}
+			if err != nil {
+				return fmt.Errorf("an answer didn't come: %w; %+v", err, l.Counts())
+			}
+			n = l.Counts()
+		}
+		for ; n.Answers[copied] == 0 && ctx.Err() == nil; n = l.Counts() { // the answer comes before its copy is read
+			time.Sleep(time.Millisecond)
+		}
+		if n.Answers[copied] == 0 || n.Answers[copied] == n.Answers[taught] || n.Answers[taught] != uint64(n.Names) ||
+			n.Answers[late]+n.Answers[lost] > 0 {
+			t.Errorf("%+v", n)
+		}
+		stop()
+		return <-l.ended
+	})
+}
+
+// FuzzLearn has a pod and the network beside it send any two messages: what is learned then is a name that a rule of
+// the pod has and that the pod has queried for, with addresses of the answer to that query, and of a resolver's alone.
+func FuzzLearn(f *testing.F) {
+	answer := dnsmessage.Header{ID: 7, Response: true}
+	query := built(f, dnsmessage.Header{ID: 7}, "a.example.com.", 0)
+	f.Add(query, built(f, answer, "a.example.com.", 30, "a.example.com.", "192.0.2.1"), uint16(53), uint16(4000), false)
+	f.Add(query, built(f, answer, "a.example.com.", 30, "a.example.com.", "b.net.", "b.net.", "192.0.2.1"), uint16(53),
+		uint16(4000), true)
+	f.Add(query, built(f, answer, "b.example.com.", 30, "b.example.com.", "192.0.2.1"), uint16(53), uint16(4000), false)
+	f.Add(query, query, uint16(5353), uint16(4001), false)
+	f.Fuzz(func(t *testing.T, query, answer []byte, from, to uint16, tcp bool) {
+		const port = 4000
+		l := &Learner{options: Options{Floor: time.Minute}, learned: newLearned()}
+		l.setResolvers([]netip.AddrPort{resolver})
+		l.follow(model.Change[model.PolicyPart]{Put: subject})
+		now := time.Now()
+		client := netip.AddrPortFrom(pod, port)
+		l.receive(carried(client, resolver, tcp, query), now)
+		if len(l.names) > 0 {
+			t.Fatalf("a pod teaches %v", l.names)
+		}
+		taught := l.receive(carried(netip.AddrPortFrom(resolver.Addr(), from), netip.AddrPortFrom(pod, to), tcp, answer),
+			now)
+		if taught != (len(l.names) == 1) || len(l.names) > 1 {
+			t.Errorf("taught %t: %v", taught, l.names)
+		}
+		for name, e := range l.names {
+			b, ok := parse(answer)
+			q, queried := parse(query)
+			if from != resolver.Port() || to != port || !ok || !queried || q.response || !b.response || q.id != b.id ||
+				q.question != b.question || name != q.name || l.domainOf(pod, name) == "" {
+				t.Errorf("%s was learned by %+v to %+v, from port %d to %d", name, b, q, from, to)
+			}
+			for a, until := range e.expires {
+				if !slices.Contains(b.addresses, a) || until.Sub(now) > max(b.ttl, time.Minute) {
+					t.Errorf("%s until %s of %+v", a, until.Sub(now), b)
+				}
+			}
+		}
+	})
+}
+
+// carried returns a packet with a DNS message, over UDP or in one segment of TCP.
+func carried(from, to netip.AddrPort, tcp bool, message []byte) []byte {
+	if !tcp {
+		return netnstest.Datagram(from, to, message)
+	}
+	b := netnstest.Datagram(from, to, nil)[:20]
+	b[9] = unix.IPPROTO_TCP
+	b = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, from.Port()), to.Port())
+	b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, 5<<4, 0, 0, 0, 0, 0, 0, 0)
+	return append(binary.BigEndian.AppendUint16(b, uint16(len(message))), message...)
 }

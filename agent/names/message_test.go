@@ -1,9 +1,11 @@
 package names
 
 import (
+	"bytes"
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -121,3 +123,71 @@ func FuzzPacket(f *testing.F) {
 		}
 	})
 }
+
+// FuzzMessage has a message open no address that it doesn't have for its question: by another reading of the whole
+// message, each is in a record whose owner a chain of CNAMEs leads to from the question, and lives no longer than that.
+func FuzzMessage(f *testing.F) {
+	answer := dnsmessage.Header{ID: 7, Response: true}
+	f.Add(built(f, dnsmessage.Header{ID: 7}, "example.com.", 0))
+	f.Add(built(f, answer, "Example.COM.", 30, "example.com.", "192.0.2.1", "example.com.", "192.0.2.2"))
+	f.Add(built(f, answer, "example.com.", 30, "example.com.", "a.net.", "a.net.", "b.net.", "b.net.", "192.0.2.1"))
+	f.Add(built(f, answer, "example.com.", 30, "example.com.", "a.net.", "a.net.", "example.com."))
+	f.Add(built(f, answer, "example.com.", 30, "other.org.", "192.0.2.1"))
+	f.Add(built(f, answer, "example.com.", 30, "example.com.", "a.net.", "example.com.", "192.0.2.1", "a.net.",
+		"192.0.2.2"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, ok := parse(b)
+		const smallest = 15 // bytes of a record of an address
+		if !ok || len(m.addresses) > len(b)/smallest {
+			if m.addresses != nil {
+				t.Errorf("%t, %d addresses of %d bytes", ok, len(m.addresses), len(b))
+			}
+			return
+		}
+		for _, a := range m.addresses {
+			if !bytes.Contains(b, a.AsSlice()) {
+				t.Errorf("%s is not in the message", a)
+			}
+		}
+		var whole dnsmessage.Message
+		if err := whole.Unpack(b); err != nil {
+			return // what follows the answers is of no account
+		}
+		if !m.response && len(m.addresses) > 0 || len(whole.Questions) != 1 {
+			t.Errorf("%+v of %+v", m, whole)
+		}
+		for _, a := range m.addresses {
+			if ttl, there := opens(&whole, m.name, a); !there || m.ttl > ttl {
+				t.Errorf("%s for %s, of %s: in a record %t, for %s", a, m.ttl, m.name, there, ttl)
+			}
+		}
+	})
+}
+
+// opens reports whether a message's answers have an address for a name or one that it is an alias of, and for how long
+// at most.
+func opens(m *dnsmessage.Message, name string, a netip.Addr) (longest time.Duration, there bool) {
+	leads := map[string]bool{name: true}
+	for range m.Answers {
+		for _, r := range m.Answers {
+			if c, ok := r.Body.(*dnsmessage.CNAMEResource); ok && leads[lower(r.Header.Name)] {
+				leads[lower(c.CNAME)] = true
+			}
+		}
+	}
+	for _, r := range m.Answers {
+		var of netip.Addr
+		switch x := r.Body.(type) {
+		case *dnsmessage.AResource:
+			of = netip.AddrFrom4(x.A)
+		case *dnsmessage.AAAAResource:
+			of = netip.AddrFrom16(x.AAAA)
+		}
+		if of == a && leads[lower(r.Header.Name)] && r.Header.Class == dnsmessage.ClassINET {
+			longest, there = max(longest, time.Duration(r.Header.TTL)*time.Second), true
+		}
+	}
+	return longest, there
+}
+
+func lower(n dnsmessage.Name) string { return strings.ToLower(strings.TrimSuffix(n.String(), ".")) }

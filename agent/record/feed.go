@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"time"
 
-	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/kernel/conntrack"
 )
 
@@ -84,7 +84,7 @@ func tracked(c conntrack.Tracked, count uint64) connection {
 }
 
 // engine is the policy engine ebpf as a feed: its program counts connections.
-type engine struct{ *bpf.FlowRecorder }
+type engine struct{ *policy.Recorder }
 
 // The engine counts connections for renewal, unless that is renewed; they are read in intervals.
 const (
@@ -94,7 +94,7 @@ const (
 
 // openEngine begins to count connections. Where the engine doesn't evaluate policies the error is fs.ErrNotExist.
 func openEngine() (engine, error) {
-	r, err := bpf.OpenFlowRecorder()
+	r, err := policy.OpenRecorder()
 	if err != nil {
 		return engine{}, err
 	}
@@ -104,13 +104,13 @@ func openEngine() (engine, error) {
 	return engine{r}, nil
 }
 
-func flow(f bpf.RecordedFlow) connection {
+func flow(f policy.Recorded) connection {
 	return connection{client: netip.AddrPortFrom(f.Client, 0), server: f.Server, protocol: f.Protocol, count: f.Count,
 		denied: f.Denied}
 }
 
 func (e engine) existing(_ bool, add func(connection)) error {
-	return e.Existing(func(f bpf.RecordedFlow) { add(flow(f)) })
+	return e.Existing(func(f policy.Recorded) { add(flow(f)) })
 }
 
 func (e engine) run(ctx context.Context, add func(connection), lost func()) error {
@@ -119,7 +119,7 @@ func (e engine) run(ctx context.Context, add func(connection), lost func()) erro
 	for missing := uint64(0); ; {
 		select {
 		case <-ctx.Done():
-			return errors.Join(e.End(), e.Read(func(f bpf.RecordedFlow) { add(flow(f)) }))
+			return errors.Join(e.End(), e.Read(func(f policy.Recorded) { add(flow(f)) }))
 		case <-every.C:
 		}
 		renewed := e.Renew(renewal)
@@ -127,7 +127,7 @@ func (e engine) run(ctx context.Context, add func(connection), lost func()) erro
 			renewed = errors.New("the policy engine ebpf stopped evaluating policies here, and so counts no connections: " +
 				"the last policy was deleted, or the agent was replaced or has another engine: record again")
 		}
-		if err := errors.Join(renewed, e.Read(func(f bpf.RecordedFlow) { add(flow(f)) })); err != nil {
+		if err := errors.Join(renewed, e.Read(func(f policy.Recorded) { add(flow(f)) })); err != nil {
 			return err
 		}
 		n, err := e.Lost()

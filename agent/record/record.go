@@ -107,7 +107,7 @@ func (r *recorder) record(ctx context.Context, warning string) error {
 	parts.Go(func() {
 		err := r.Source.Run(ctx, func(b source.Batch) {
 			r.names.apply(b.Changes)
-			if !b.Waiting {
+			if !b.Waiting && len(b.Unlisted) == 0 {
 				once.Do(func() { close(known) })
 			}
 		})

@@ -47,12 +47,12 @@ type Revoker struct {
 
 	mu sync.Mutex
 	changes
-	node    *model.PolicyNode // as decided
-	handed  *model.PolicyNode // as the runner has it
-	cutting bool              // the runner has a node that says so
-	foreign bool              // another program uses the bit
-	stay    func() bool       // see Stay; nil: they never do
-	status  Status
+	node       *model.PolicyNode // as decided
+	dispatched *model.PolicyNode // as the runner has it
+	cutting    bool              // the runner has a node that says so
+	foreign    bool              // another program uses the bit
+	stay       func() bool       // see Stay; nil: they never do
+	status     Status
 }
 
 // times is when passes are made, as far as tests choose.
@@ -63,7 +63,7 @@ type times struct {
 
 // changes is how far changes are.
 type changes struct {
-	waiting []model.Change[model.PolicyPart] // handed on, and not yet evaluated
+	waiting []model.Change[model.PolicyPart] // passed on, and not yet evaluated
 	urgent  bool                             // one of them takes something away
 	count   uint64                           // so far
 	passed  uint64                           // of those, how many were evaluated
@@ -125,14 +125,14 @@ func (r *Revoker) Change(put, del []model.PolicyPart) {
 	put, del = slices.Clone(put), slices.Clone(del)
 	for i, p := range del {
 		if n, ok := p.(*model.PolicyNode); ok && n == r.node {
-			del[i] = r.handed
+			del[i] = r.dispatched
 		}
 	}
 	for i, p := range put {
 		if n, ok := p.(*model.PolicyNode); ok {
 			r.node = n
-			r.handed = r.marked(n)
-			put[i] = r.handed
+			r.dispatched = r.marked(n)
+			put[i] = r.dispatched
 		}
 	}
 	r.Runner.Change(put, del)
@@ -171,10 +171,10 @@ func (r *Revoker) cut(cutting bool) {
 	if r.cutting == cutting || r.node == nil {
 		return
 	}
-	before := r.handed
+	before := r.dispatched
 	r.cutting = cutting
-	r.handed = r.marked(r.node)
-	r.Runner.Change([]model.PolicyPart{r.handed}, []model.PolicyPart{before})
+	r.dispatched = r.marked(r.node)
+	r.Runner.Change([]model.PolicyPart{r.dispatched}, []model.PolicyPart{before})
 }
 
 // SyncCut waits until all that was changed before the call is in the kernel, and what it denies is cut. The error says

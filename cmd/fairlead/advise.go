@@ -18,6 +18,9 @@ import (
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
+	"fairlead.dev/fairlead/cmd/fairlead/labcmd"
+	"fairlead.dev/fairlead/inspect"
 	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/report"
@@ -31,7 +34,7 @@ type advice struct{ advise.Advice }
 // adviseFlags are those of advise.
 type adviseFlags struct {
 	nodeFlags
-	output
+	cli.Output
 	time      time.Duration
 	quick     bool
 	report    string
@@ -65,20 +68,20 @@ measured as enforced where there are any, unless --policy-mode Ignore. It takes 
 			a, err := advise.Run(c.Context(), q, experiment.Options{Quick: f.quick, Seed: f.seed,
 				Agent: []string{"/proc/self/exe"}, Output: c.ErrOrStderr()})
 			if err != nil {
-				return err
+				return labcmd.Interrupted(err, "there is no advice")
 			}
 			shown := advice{a}
-			if err := f.print(out(c), a, shown.text); err != nil {
+			if err := f.Print(cli.Out(c), a, shown.text); err != nil {
 				return err
 			}
-			if f.report != "" && f.output == "" {
-				_, err = fmt.Fprintf(out(c), "\nreport: %s\n", f.report)
+			if f.report != "" && f.Output == "" {
+				_, err = fmt.Fprintf(cli.Out(c), "\nreport: %s\n", f.report)
 			}
 			return err
 		},
 	}
 	f.nodeFlags.add(c)
-	f.output.add(c)
+	f.Output.Add(c)
 	fs := c.Flags()
 	fs.DurationVar(&f.time, "time", advise.DefaultTime, "time that all may take, about: the longer, the narrower the "+
 		"intervals")
@@ -93,7 +96,7 @@ measured as enforced where there are any, unless --policy-mode Ignore. It takes 
 
 // check returns an error for flags that make no sense.
 func (f *adviseFlags) check(c *cobra.Command) error {
-	if err := f.output.check(); err != nil {
+	if err := f.Output.Check(); err != nil {
 		return err
 	}
 	if f.quick && c.Flags().Changed("time") {
@@ -159,7 +162,7 @@ func (f *adviseFlags) request(c *cobra.Command) (q advise.Request, err error) {
 	if err != nil {
 		return q, err
 	}
-	if err := (&snapshot{objects: objects}).knows(q.Resolve.Node); err != nil {
+	if err := knows(objects, q.Resolve.Node); err != nil {
 		return q, err
 	}
 	warnLost(c.ErrOrStderr(), problems)
@@ -198,7 +201,7 @@ func current(ctx context.Context, conf *config.Config, enforce bool) (now advise
 func warnLost(w io.Writer, problems []source.Problem) {
 	const most = 5
 	lost := slices.DeleteFunc(slices.Clone(problems), func(p source.Problem) bool {
-		return slices.Contains(harmless, p.Reason)
+		return slices.Contains(inspect.Harmless, p.Reason)
 	})
 	for i, p := range lost {
 		if i == most {
@@ -255,19 +258,19 @@ func (f *adviseFlags) write(dir string, a advise.Advice) error {
 }
 
 // text prints advice for people.
-func (a advice) text(p *page) error {
+func (a advice) text(p *cli.Page) error {
 	var errs []error
 	for i, s := range a.Sentences() {
 		mark := "  - "
 		if i == 0 {
 			mark = ""
 		}
-		errs = append(errs, p.paragraph(mark, strings.Repeat(" ", len(mark)), s))
+		errs = append(errs, p.Paragraph(mark, strings.Repeat(" ", len(mark)), s))
 	}
-	_, err := fmt.Fprintf(p, "\n%s\n", a.Chart(tableWidth(p)))
-	errs = append(errs, err, p.table(a.Table()))
+	_, err := fmt.Fprintf(p, "\n%s\n", a.Chart(labcmd.TableWidth(p)))
+	errs = append(errs, err, p.Table(a.Table()))
 	for _, s := range a.sections() {
-		errs = append(errs, p.list(s.Title+":", s.List))
+		errs = append(errs, p.List(s.Title+":", s.List))
 	}
 	if l := a.Commands(); len(l) > 0 {
 		_, err = fmt.Fprintf(p, "\nTo switch:\n  %s\n", strings.Join(slices.Clone(l), "\n  "))

@@ -13,6 +13,8 @@ import (
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/migrate"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/node"
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
 )
 
 // cleanCommand removes everything of ours.
@@ -32,7 +34,9 @@ run clean --after kube-proxy, which waits until that one's rules are there.
 
 The pod network (network.mode Own) stays, with the network configuration of the container runtime, unless --network is
 given: pods on it would lose their connection. Of network.mode Chained, --network removes that configuration, in the
-folder of --config or --network-cni-folder: pods keep their network, new ones are the other plugin's alone.`,
+folder of --config or --network-cni-folder: pods keep their network, new ones are the other plugin's alone. What the
+agent changed of how devices accept router advertisements is put back from the folder of --network-run-folder. An agent
+that runs here knows both folders.`,
 		Example: "  fairlead clean\n  fairlead clean --after kube-proxy --timeout 5m\n  ip netns exec fl1a2b-a " +
 			"fairlead clean",
 		Args: cobra.NoArgs,
@@ -58,7 +62,7 @@ folder of --config or --network-cni-folder: pods keep their network, new ones ar
 	c.Flags().DurationVar(&patience, "timeout", 2*time.Minute, "how long to wait at most")
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	f.AddDecisions(all)
-	for _, name := range []string{"config", "network-cni-folder"} {
+	for _, name := range []string{"config", "network-cni-folder", "network-run-folder"} {
 		c.Flags().AddFlag(all.Lookup(name))
 	}
 	return c
@@ -66,7 +70,7 @@ folder of --config or --network-cni-folder: pods keep their network, new ones ar
 
 // cleanNode removes everything of ours, of the pod network only where that is asked for.
 func cleanNode(c *cobra.Command, f *config.Flags, network, force bool) error {
-	loaded, err := f.Load()
+	loaded, _, _, err := configured(f)
 	if err != nil {
 		return err
 	}
@@ -84,13 +88,14 @@ func cleanNode(c *cobra.Command, f *config.Flags, network, force bool) error {
 	}
 	if network {
 		if err := errors.Join(mode.CleanNetwork(c.Context()),
+			node.RestoreAdvertisements(advertisementsFile(loaded)),
 			attach.RemoveConfig(loaded.Own.Network.CNIFolder)); err != nil {
 			return err
 		}
 	} else if pods > 0 {
-		fmt.Fprintf(out(c), "clean: the network of %d pods stays; nothing else of Fairlead's is left here\n", pods)
+		fmt.Fprintf(cli.Out(c), "clean: the network of %d pods stays; nothing else of Fairlead's is left here\n", pods)
 		return nil
 	}
-	fmt.Fprintln(out(c), "clean: nothing of Fairlead's is left in this network namespace")
+	fmt.Fprintln(cli.Out(c), "clean: nothing of Fairlead's is left in this network namespace")
 	return nil
 }

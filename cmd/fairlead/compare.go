@@ -7,7 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
 	"fairlead.dev/fairlead/reachability"
+	"fairlead.dev/fairlead/resolve/policy/convert"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/manifest"
 )
@@ -19,7 +21,7 @@ const liveCluster = "cluster"
 type compared struct{ *reachability.Comparison }
 
 // comparePolicies prints what becomes newly allowed or denied where the objects of against become those of --source.
-func comparePolicies(c *cobra.Command, n *nodeFlags, o output, against string) error {
+func comparePolicies(c *cobra.Command, n *nodeFlags, o cli.Output, against string) error {
 	after, config, err := n.cluster(c.Context())
 	if err != nil {
 		return err
@@ -30,10 +32,12 @@ func comparePolicies(c *cobra.Command, n *nodeFlags, o output, against string) e
 	before := input{options: after.options}
 	if against == liveCluster {
 		if before.objects, before.problems, err = loadCluster(c.Context(), config); err == nil {
-			after.objects = overlay(before.objects, after.objects)
+			after.objects, after.part = overlay(before.objects, after.objects), false
 		}
 	} else {
-		before.objects, before.problems, err = manifest.Load(against)
+		if before.objects, before.problems, err = manifest.LoadTemplates(against); err == nil {
+			err = before.convert(against)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("--against: %w", err)
@@ -51,10 +55,39 @@ func comparePolicies(c *cobra.Command, n *nodeFlags, o output, against string) e
 		return err
 	}
 	k := compared{of}
-	err = o.print(out(c), k, k.table)
+	err = o.Print(cli.Out(c), k, k.table)
 	if err == nil && len(k.Allowed)+len(k.Denied) > 0 {
-		return status{code: 1}
+		return cli.Status{Code: 1}
 	}
+	return err
+}
+
+// convert adds the policies of older kinds in a folder or file as policy convert writes them, in place of the problems
+// that they are not read.
+func (i *input) convert(path string) error {
+	if path == manifest.Stdin {
+		return nil // which is read
+	}
+	type position struct {
+		file string
+		line int
+	}
+	converted := map[position]bool{}
+	err := manifest.Files(path, func(file string, text []byte) {
+		policies, problems := convert.Policies(text)
+		for _, p := range policies {
+			converted[position{file, p.Line}] = true
+			i.objects = append(i.objects, p.Object)
+		}
+		for _, p := range problems {
+			converted[position{file, p.Line}] = true
+			p.File = file
+			i.problems = append(i.problems, p)
+		}
+	})
+	i.problems = slices.DeleteFunc(i.problems, func(p source.Problem) bool {
+		return p.Reason != convert.NotConverted && converted[position{p.File, p.Line}]
+	})
 	return err
 }
 
@@ -73,7 +106,7 @@ func overlay(below, above []source.Object) []source.Object {
 	return out
 }
 
-func (k compared) table(p *page) error {
+func (k compared) table(p *cli.Page) error {
 	var err error
 	for _, part := range []struct {
 		title string
@@ -87,12 +120,12 @@ func (k compared) table(p *page) error {
 			rows = append(rows, []string{d.From, d.To, d.Summary, d.Reason, d.Before})
 		}
 		_, failed := fmt.Fprintln(p)
-		err = errors.Join(err, p.table(rows), failed)
+		err = errors.Join(err, p.Table(rows), failed)
 	}
 	line := fmt.Sprintf("%d pairs of workloads, nodes and CIDRs compared: %d newly allowed, %d newly denied.", k.Compared,
 		len(k.Allowed), len(k.Denied))
 	if k.Apart > 0 {
 		line += fmt.Sprintf(" %d pods that are only before or only after are not compared.", k.Apart)
 	}
-	return errors.Join(err, p.paragraph("", "", line+" Nothing was changed."))
+	return errors.Join(err, p.Paragraph("", "", line+" Nothing was changed."))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent/record"
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
 	"fairlead.dev/fairlead/flowlog"
 )
 
@@ -22,7 +23,7 @@ func flowsCommand() *cobra.Command {
 		Long: `Record which pods open connections to which, for policies that allow just those: fairlead policy suggest; and to
 see which of them a change of policies would cut: fairlead policy whatif.`,
 	}
-	return holds(c, flowsRecord())
+	return cli.Holds(c, flowsRecord())
 }
 
 func flowsRecord() *cobra.Command {
@@ -38,7 +39,7 @@ are open already count too; those that this node's policies deny don't. Run it o
 Where the policy engine ebpf evaluates a policy, its program counts new connections, those that policies deny on
 their own. Elsewhere they are read from connection tracking. Where that is off, as in mode ebpf without a policy, it
 is an error, unless --track switches it on for that time. The file is rewritten once a minute, and holds at most
---entries flows, of one pod of this node at most --entries-per-pod. What is missing is counted and said in the file.`,
+--entries flows, of one pod of this node at most --entries-per-pod. What is missing is counted and said in the file.` + asTheAgent,
 		Example: `  fairlead flows record --for 1h --out a.flows --kubeconfig ~/.kube/config --node a
   fairlead policy suggest *.flows --kubeconfig ~/.kube/config > policies.yaml`,
 		Args: cobra.NoArgs,
@@ -46,7 +47,7 @@ is an error, unless --track switches it on for that time. The file is rewritten 
 			if lasts <= 0 || file == "" {
 				return fmt.Errorf("--for and --out are missing: say how long to record, such as --for 10m, and to which file")
 			}
-			effective, err := n.Load()
+			effective, err := n.loadReadable()
 			if err != nil {
 				return err
 			}
@@ -71,7 +72,7 @@ is an error, unless --track switches it on for that time. The file is rewritten 
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(out(c), "%s: %s\n", file, f)
+			_, err = fmt.Fprintf(cli.Out(c), "%s: %s\n", file, f)
 			return err
 		},
 	}

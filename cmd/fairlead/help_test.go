@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -64,5 +65,35 @@ func TestRunHelpIsGrouped(t *testing.T) {
 	})
 	if !strings.Contains(short, "\nSource of objects:\n") || shown < 20 {
 		t.Errorf("help has %d flags:\n%s", shown, short)
+	}
+}
+
+// A command that decides as an agent would lists its own flags and the source's, and leaves the others to options.
+func TestHelpLeavesAgentFlagsToOptions(t *testing.T) {
+	listed := func(text string, f *pflag.Flag) bool {
+		return regexp.MustCompile(`(?m)^ +(-., )?--` + f.Name + ` `).MatchString(text)
+	}
+	options := help(t, "options")
+	agentFlags().VisitAll(func(f *pflag.Flag) {
+		if !listed(options, f) {
+			t.Errorf("options lacks --%s", f.Name)
+		}
+	})
+	for _, path := range [][]string{{"show"}, {"show", "network"}, {"plan"}, {"explain"}, {"trace"}, {"migrate"},
+		{"advise"}, {"flows", "record"}, {"policy", "check"}, {"policy", "suggest"}} {
+		c, _, err := rootCommand().Find(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := help(t, append(path, "--help")...)
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			want := !f.Hidden && (agentFlags().Lookup(f.Name) == nil || config.Group(f.Name) == config.Sources)
+			if listed(text, f) != want {
+				t.Errorf("%s --help lists --%s: %t, want %t", c.CommandPath(), f.Name, !want, want)
+			}
+		})
+		if !strings.Contains(text, "\nUse \"fairlead options\" ") {
+			t.Errorf("%s --help doesn't name options:\n%s", c.CommandPath(), text)
+		}
 	}
 }

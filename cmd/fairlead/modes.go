@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
 )
 
 // shownMode is one mode as modes prints it.
@@ -25,7 +26,7 @@ type shownModes []shownMode
 
 // modesCommand lists the data planes.
 func modesCommand() *cobra.Command {
-	var o output
+	var o cli.Output
 	c := &cobra.Command{
 		Use:   "modes [NAME]",
 		Short: "List the data planes and whether this kernel supports them, or describe one",
@@ -46,12 +47,12 @@ rights. With a name, describe that one: what it needs, its schedulers and its li
 				return fmt.Errorf("invalid mode %q: use one of %s", args[0], strings.Join(mode.Names(), ", "))
 			}
 			if len(args) == 0 {
-				return o.print(out(c), l, l.table)
+				return o.Print(cli.Out(c), l, l.table)
 			}
-			return o.print(out(c), l[0], l[0].describe)
+			return o.Print(cli.Out(c), l[0], l[0].describe)
 		},
 	}
-	o.add(c)
+	o.Add(c)
 	return c
 }
 
@@ -83,16 +84,23 @@ func (m shownMode) available() string {
 	return "yes"
 }
 
-func (l shownModes) table(p *page) error {
-	rows := [][]string{{"MODE", "HERE", "WHAT IT IS", "SCHEDULERS"}}
+// whatColumns is the width of what a mode is: with the other columns, that of help.
+const whatColumns = helpColumns - len("iptables-legacy  in part  SCHEDULERS  ")
+
+func (l shownModes) table(p *cli.Page) error {
+	rows := [][]string{{"MODE", "HERE", "SCHEDULERS", "WHAT IT IS"}}
 	for _, m := range l {
 		what := m.Summary
 		if m.Here != "yes" {
 			what = "needs " + m.Needs
 		}
-		rows = append(rows, []string{m.Name, m.available(), what, fmt.Sprint(len(m.Schedulers))})
+		row := []string{m.Name, m.available(), fmt.Sprint(len(m.Schedulers))}
+		for _, line := range cli.Wrap(what, whatColumns) {
+			rows = append(rows, append(row, line))
+			row = []string{"", "", ""}
+		}
 	}
-	if err := p.table(rows); err != nil {
+	if err := p.Table(rows); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(p, "\nWhat one needs, its schedulers and limits: fairlead modes NAME")
@@ -100,7 +108,7 @@ func (l shownModes) table(p *page) error {
 }
 
 // describe prints one mode whole.
-func (m shownMode) describe(p *page) error {
+func (m shownMode) describe(p *cli.Page) error {
 	here := m.Here
 	if here == "yes" && len(m.Lacks) > 0 {
 		here = "in part"
@@ -108,19 +116,7 @@ func (m shownMode) describe(p *page) error {
 	_, err := fmt.Fprintln(p, m.Name)
 	for _, line := range [][2]string{{"is", m.Summary}, {"needs", m.Needs}, {"here", here},
 		{"schedulers", strings.Join(m.Schedulers, ", ")}} {
-		err = errors.Join(err, p.paragraph(fmt.Sprintf("  %-12s", line[0]+":"), strings.Repeat(" ", 14), line[1]))
+		err = errors.Join(err, p.Paragraph(fmt.Sprintf("  %-12s", line[0]+":"), strings.Repeat(" ", 14), line[1]))
 	}
-	return errors.Join(err, p.list("Missing in this kernel:", m.Lacks), p.list("Limits:", m.Remarks))
-}
-
-// list writes sentences below a title, nothing where there are none.
-func (p *page) list(title string, sentences []string) error {
-	if len(sentences) == 0 {
-		return nil
-	}
-	_, err := fmt.Fprintf(p, "\n%s\n", title)
-	for _, s := range sentences {
-		err = errors.Join(err, p.paragraph("  - ", "    ", s))
-	}
-	return err
+	return errors.Join(err, p.List("Missing in this kernel:", m.Lacks), p.List("Limits:", m.Remarks))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,9 +12,11 @@ import (
 	"fairlead.dev/fairlead/agent"
 	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/resolve/network"
+	"fairlead.dev/fairlead/resolve/policy"
 	resolve "fairlead.dev/fairlead/resolve/service"
 )
 
@@ -40,9 +43,26 @@ func podNetwork(c *config.Config, services resolve.Config, o *agent.Options) (io
 	}
 	hosts, err := route.OpenHosts() // Fairlead's own network guards its pods' devices
 	if err == nil {
-		o.Policies.Devices = hosts
+		o.Policies.Devices = podDevices{hosts}
 	}
 	return hosts, err
+}
+
+// podDevices are the devices by which this node's routes reach pods.
+type podDevices struct{ *route.Hosts }
+
+// Follow implements agent.Devices.
+func (d podDevices) Follow(ctx context.Context, notify func([]policy.Device)) error {
+	return d.Hosts.Follow(ctx, func(l []route.Device) { notify(policyDevices(l)) })
+}
+
+// policyDevices returns devices as the resolver of policies takes them.
+func policyDevices(l []route.Device) []policy.Device {
+	out := make([]policy.Device, len(l))
+	for i, d := range l {
+		out[i] = policy.Device(d)
+	}
+	return out
 }
 
 // attachOptions returns what a configuration says of pods that the container runtime has the agent attach, and the
@@ -60,7 +80,33 @@ func attachOptions(c *config.Config, services resolve.Config) (n *agent.NetworkO
 	run := c.Own.Network.RunFolder
 	return &agent.NetworkOptions{Resolve: c.ResolveNetwork(services), Socket: filepath.Join(run, "cni.sock"),
 		Records: filepath.Join(run, "attachments"), MasqueradeFile: c.MasqueradeFile(),
-		Boot: strings.TrimSpace(string(boot))}, folder, nil
+		AdvertisementsFile: advertisementsFile(c), Boot: strings.TrimSpace(string(boot))}, folder, nil
+}
+
+// advertisementsFile returns the path of what was changed so that devices accept router advertisements.
+func advertisementsFile(c *config.Config) string {
+	return filepath.Join(c.Own.Network.RunFolder, node.AdvertisementsFile)
+}
+
+// acceptAdvertisements has the devices that there are accept router advertisements if the agent is to connect pods, for
+// one in a container that can't set that.
+func acceptAdvertisements(ctx context.Context, c *config.Config) error {
+	if !c.Network() {
+		return nil
+	}
+	devices, _, err := devicesHere(ctx)
+	if err != nil {
+		return err
+	}
+	a, err := node.OpenAdvertisements(advertisementsFile(c))
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.Name)
+	}
+	return errors.Join(a.Accept(names), a.Close())
 }
 
 // ownNetwork has the agent connect pods itself, and returns what to close in the end.

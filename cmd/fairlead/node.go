@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"net/netip"
+	"io"
 	"os"
 	"slices"
 
@@ -13,8 +15,10 @@ import (
 	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
+	"fairlead.dev/fairlead/agent/local"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/names"
+	"fairlead.dev/fairlead/inspect"
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reachability"
@@ -27,14 +31,21 @@ import (
 // nodeFlags are the flags of every command that decides for a node.
 type nodeFlags struct {
 	config.Flags
-	source string // as loaded
+	config *config.Config // as read
 	node   string
 }
+
+// asTheAgent ends the help of commands that decide as the agent of their node does.
+const asTheAgent = `
+
+As root in the network namespace of a node where an agent runs, no flag of configuration is needed: the agent's
+configuration decides, with the mode that it chose. With such a flag, or without an agent, flags and defaults decide.`
 
 // add adds the flags to a command.
 func (n *nodeFlags) add(c *cobra.Command) {
 	n.AddDecisions(c.Flags())
 	n.complete(c)
+	c.Annotations = map[string]string{decidesAsAgent: ""}
 }
 
 // complete returns a command's flags their completions.
@@ -83,33 +94,17 @@ type decided struct {
 	policies *agent.PolicyOptions
 }
 
-// decide finds out what a configuration comes to in the calling thread's network namespace.
-func decide(ctx context.Context, c *config.Config) (d decided, err error) {
+// choose finds out with what a configuration serves the calling thread's network namespace.
+func choose(ctx context.Context, c *config.Config) (d decided, err error) {
 	d.Config = c
-	if d.resolve, err = c.Resolve(); err != nil {
-		return d, err
-	}
-	if c.Attaches() && !c.Network() && attach.MapsPorts(c.Own.Network.CNIFolder) {
-		d.resolve.HostPorts = false // they are portmap's
-	}
 	if d.mode, d.why, err = mode.Choose(ctx, c.Own.Mode); err != nil {
 		return d, err
 	}
 	d.mode = d.mode.With(c.Options())
-	if err = d.mode.Serves(c.PodDevice()); err != nil {
+	if err = d.mode.Serves(c.PodDevice()); err != nil || !c.Policies() {
 		return d, err
 	}
-	if c.Own.Source == "" {
-		if a, err := access(c); err == nil {
-			d.resolve.APIServers = apiServers(ctx, a)
-		}
-	}
-	d.resolve = d.mode.Resolve(d.resolve)
-	if err = d.resolve.Validate(); err != nil || !c.Policies() {
-		return d, err
-	}
-	d.policies = &agent.PolicyOptions{Resolve: c.ResolvePolicies(d.resolve)}
-	d.policies.Resolvers.Services, d.policies.Resolvers.Addresses = c.Resolvers()
+	d.policies = &agent.PolicyOptions{}
 	d.policies.Engine, d.policies.Why, err = mode.ChooseEngine(ctx, c.Own.Policy.Engine)
 	if err == nil {
 		err = d.policies.Engine.Serves(c.PodDevice())
@@ -117,29 +112,85 @@ func decide(ctx context.Context, c *config.Config) (d decided, err error) {
 	return d, err
 }
 
-// snapshot is a source read once and decided for a node.
-type snapshot struct {
-	config   *config.Config
-	mode     mode.Mode
-	objects  []source.Object
-	problems []source.Problem
-	lost     int                      // problems that kept an object from being read
-	services *model.Snapshot          // with the policies, if they are on
-	engine   mode.Engine              // of policies, if they are on
-	whyEmpty func(model.Entry) string // why a frontend has no backend
+// decide finds out what a configuration comes to in the calling thread's network namespace.
+func decide(ctx context.Context, c *config.Config) (d decided, err error) {
+	set, err := c.Resolve()
+	if err != nil {
+		return d, err
+	}
+	if d, err = choose(ctx, c); err != nil {
+		return d, err
+	}
+	d.resolve = set
+	if c.Attaches() && !c.Network() && attach.MapsPorts(c.Own.Network.CNIFolder) {
+		d.resolve.HostPorts = false // they are portmap's
+	}
+	if c.Own.Source == "" {
+		if a, err := access(c); err == nil {
+			d.resolve.APIServers = apiServers(ctx, a)
+		}
+	}
+	d.resolve = d.mode.Resolve(d.resolve)
+	if err = d.resolve.Validate(); err != nil || d.policies == nil {
+		return d, err
+	}
+	d.policies.Resolve = c.ResolvePolicies(d.resolve)
+	d.policies.Resolvers.Services, d.policies.Resolvers.Addresses = c.Resolvers()
+	d.policies.Resolvers.AnyDevice = !c.ChecksSources()
+	return d, nil
 }
 
-// names returns what finds ends of connections by name.
-func (w *snapshot) names() reachability.Names { return w.objects }
+// inspected returns what inspects the node, with nothing decided yet.
+func (d decided) inspected() *inspect.Node {
+	n := &inspect.Node{Mode: d.mode, PolicyMode: string(d.Own.Policy.Mode), ProxyName: d.Own.ServiceProxyName,
+		Elsewhere: func() (reachability.Options, error) { return options(d.Config) }}
+	if d.policies != nil {
+		n.Engine = d.policies.Engine
+	}
+	return n
+}
 
-// read reads the source, its Pods only if asked to, and decides.
-func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) {
-	c, err := n.Load()
+// configured returns the configuration that a command on a node decides by: that of the flags, if one of them decides,
+// else that of the agent of this network namespace. Without either alone is why no agent is there, and the flags'
+// defaults decide.
+func configured(f *config.Flags) (c *config.Config, ofAgent bool, alone, err error) {
+	c, err = f.Load()
+	if err != nil || f.Decide() {
+		return c, false, nil, err
+	}
+	theirs := &config.Config{}
+	err = local.Read(c.Own.Network.RunFolder, local.Configuration, func(r io.Reader) error {
+		return json.NewDecoder(r).Decode(theirs)
+	})
+	if errors.Is(err, local.ErrNoAgent) {
+		return c, false, err, nil
+	}
+	return theirs, true, nil, err
+}
+
+// load returns the configuration and whether it is the agent's, as configured does, and warns where no agent is there.
+func (n *nodeFlags) load() (c *config.Config, ofAgent bool, err error) {
+	c, ofAgent, alone, err := configured(&n.Flags)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	for _, w := range c.Warnings {
 		fmt.Fprintln(os.Stderr, "fairlead: warning:", escape.String(w))
+	}
+	if alone != nil {
+		fmt.Fprintln(os.Stderr, "fairlead: warning: the flags' defaults decide:", escape.String(alone.Error()))
+	}
+	return c, ofAgent, nil
+}
+
+// read returns what is decided: what the agent sends, or by reading the source, its Pods only if asked to.
+func (n *nodeFlags) read(ctx context.Context, withPods bool) (*inspect.Node, error) {
+	c, ofAgent, err := n.load()
+	if err != nil {
+		return nil, err
+	}
+	if ofAgent {
+		return n.ofAgent(ctx, c)
 	}
 	if c.Own.Source == "" {
 		if _, err := access(c); err != nil {
@@ -150,42 +201,126 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*snapshot, error) 
 	if err != nil {
 		return nil, err
 	}
-	n.source, n.node = c.Own.Source, d.resolve.Node
+	n.config, n.node = c, d.resolve.Node
 	objects, problems, err := load(ctx, c, n.node, withPods)
 	if err != nil {
 		return nil, err
 	}
+	if d.policies == nil {
+		if text := ignoredPolicies(objects); text != "" {
+			fmt.Fprintln(os.Stderr, "fairlead: warning:", text)
+		}
+	}
+	w := d.resolved(objects, problems)
+	return w, knows(objects, n.node)
+}
+
+// resolved decides what objects come to.
+func (d decided) resolved(objects []source.Object, problems []source.Problem) *inspect.Node {
 	r := resolve.New(d.resolve)
+	changes := changesOf(objects)
+	r.Apply(changes)
+	w := d.inspected()
+	w.Decided, w.Objects = inspect.OfServices(r), objects
+	w.Problems, w.Lost = append(problems, w.Problems...), inspect.Lost(problems)
+	if d.policies == nil {
+		return w
+	}
+	set := d.policies.Resolve
+	if !d.Network() && d.ChecksSources() {
+		set.Devices = devicesOfPods()
+	}
+	p := policy.New(set)
+	if d.mode.PreDNAT {
+		p.ApplyServices(model.Change[model.ServicePart]{Put: w.Services.Parts()})
+	}
+	p.Apply(changes)
+	if p.NamesInUse() {
+		if l, err := names.Recorded(); err == nil { // elsewhere than on the node nothing is known of them
+			p.Apply(l)
+		}
+	}
+	w.Services.Policies = p.Policies()
+	w.Problems = append(w.Problems, p.Problems()...)
+	return w
+}
+
+func changesOf(objects []source.Object) []source.Change {
 	changes := make([]source.Change, len(objects))
 	for i, o := range objects {
 		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
 	}
-	r.Apply(changes)
-	w := &snapshot{config: c, mode: d.mode, objects: objects, problems: append(problems, r.Problems()...),
-		lost: losses(problems), services: r.Services(), whyEmpty: r.WhyEmpty}
-	if d.policies != nil {
-		set := d.policies.Resolve
-		if !c.Network() && c.ChecksSources() {
-			set.Devices = podDevices()
-		}
-		p := policy.New(set)
-		if d.mode.PreDNAT {
-			p.ApplyServices(model.Change[model.ServicePart]{Put: w.services.Parts()})
-		}
-		p.Apply(changes)
-		if p.NamesInUse() {
-			if l, err := names.Recorded(); err == nil { // elsewhere than on the node nothing is known of them
-				p.Apply(l)
-			}
-		}
-		w.services.Policies, w.engine = p.Policies(), d.policies.Engine
-		w.problems = append(w.problems, p.Problems()...)
-	}
-	return w, w.knows(n.node)
+	return changes
 }
 
-// podDevices returns the devices by which this node's routes reach pods: elsewhere than on the node those of none.
-func podDevices() map[netip.Addr]string {
+// decidedByAgent returns what the agent of this network namespace decided.
+func decidedByAgent(c *config.Config) (d *inspect.Decided, err error) {
+	err = local.Read(c.Own.Network.RunFolder, local.Decided, func(r io.Reader) error {
+		d, err = inspect.Decode(r)
+		return err
+	})
+	return d, err
+}
+
+// ofAgent returns what the agent of this network namespace decided by a configuration.
+func (n *nodeFlags) ofAgent(ctx context.Context, c *config.Config) (*inspect.Node, error) {
+	d, err := choose(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	w := d.inspected()
+	if w.Decided, err = decidedByAgent(c); err != nil {
+		return nil, err
+	}
+	if w.Undecided != "" {
+		fmt.Fprintln(os.Stderr, "fairlead: warning: network policies are left out: the agent has not decided them:",
+			escape.String(w.Undecided))
+	}
+	n.config, n.node = c, w.Services.Node.Name
+	w.List = func() ([]source.Object, error) {
+		if err := readable(c); err != nil {
+			return nil, err
+		}
+		objects, _, err := load(ctx, c, n.node, true)
+		return objects, err
+	}
+	return w, nil
+}
+
+// loadReadable is load for a command that reads the objects itself.
+func (n *nodeFlags) loadReadable() (*config.Config, error) {
+	c, ofAgent, err := n.load()
+	if err == nil && ofAgent {
+		err = readable(c)
+	}
+	return c, err
+}
+
+// readable returns an error where the objects of an agent with that configuration can't be read again.
+func readable(c *config.Config) error {
+	if c.Own.Source == manifest.Stdin {
+		return errors.New("the agent of this node read its objects from standard input: name them with --source")
+	}
+	return nil
+}
+
+// ignoredPolicies returns a warning that objects hold network policies which a configuration doesn't evaluate, "" for
+// none.
+func ignoredPolicies(objects []source.Object) string {
+	count := map[source.Kind]int{}
+	for _, o := range objects {
+		count[source.KeyOf(o).Kind]++
+	}
+	if count[source.NetworkPolicy]+count[source.ClusterNetworkPolicy] == 0 {
+		return ""
+	}
+	return fmt.Sprintf("policies of the source are not evaluated (NetworkPolicies: %d, ClusterNetworkPolicies: %d), as "+
+		"policy.mode is Ignore: --policy-mode Enforce evaluates them", count[source.NetworkPolicy],
+		count[source.ClusterNetworkPolicy])
+}
+
+// devicesOfPods returns the devices by which this node's routes reach pods: elsewhere than on the node those of none.
+func devicesOfPods() []policy.Device {
 	hosts, err := route.OpenHosts()
 	if err != nil {
 		return nil
@@ -195,39 +330,13 @@ func podDevices() map[netip.Addr]string {
 	if err != nil {
 		return nil
 	}
-	return devices
+	return policyDevices(devices)
 }
 
-// harmless are the reasons of a source's problems that keep no object from being read.
-var harmless = []string{manifest.KindNotRead, manifest.Duplicate, manifest.NotWatched, manifest.StillOpen}
-
-// losses counts the problems of a source that kept an object from being read.
-func losses(problems []source.Problem) (n int) {
-	for _, p := range problems {
-		if !slices.Contains(harmless, p.Reason) {
-			n++
-		}
-	}
-	return n
-}
-
-// unread returns an error where an object could not be read.
-func (w *snapshot) unread() error {
-	if w.lost == 0 {
-		return nil
-	}
-	return fmt.Errorf("not every object could be read: %d problems of the source, see above", w.lost)
-}
-
-// knows reports whether the source has no such node.
-func (w *snapshot) knows(node string) error {
-	names := nodeNames(w.objects)
-	for _, m := range names {
-		if m == node {
-			return nil
-		}
-	}
-	if len(names) == 0 {
+// knows returns an error where objects have Nodes, but none of that name.
+func knows(objects []source.Object, node string) error {
+	names := nodeNames(objects)
+	if len(names) == 0 || slices.Contains(names, node) {
 		return nil // a source of Services alone: the node is known by its name only
 	}
 	return fmt.Errorf("no Node %q in the source: there are %q; name one with --node", node, names)

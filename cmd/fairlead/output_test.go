@@ -2,22 +2,16 @@ package main
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"strings"
 	"testing"
 	"time"
 	"unicode"
-	"unicode/utf8"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/mode"
-	"fairlead.dev/fairlead/lab"
-	"fairlead.dev/fairlead/lab/cluster"
-	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
+	"fairlead.dev/fairlead/cmd/fairlead/text"
+	"fairlead.dev/fairlead/inspect"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/verdict"
 )
@@ -25,10 +19,6 @@ import (
 // evil is a name that clears the screen, colours what follows, turns the direction of writing and makes a line of its
 // own.
 const evil = "\x1b[2J\u009b31m\u202eX\xff\nproblem: none\t"
-
-func meta(namespace, name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: namespace, Name: name}
-}
 
 // lines fails where text has other than n lines or controls a terminal.
 func lines(t *testing.T, text string, n int) {
@@ -54,14 +44,15 @@ func TestTraceEscapesProcessNames(t *testing.T) {
 func TestOutputEscapesForeignText(t *testing.T) {
 	for name, print := range map[string]func(*bytes.Buffer) error{
 		"table": func(b *bytes.Buffer) error {
-			return (&page{Writer: b}).table([][]string{{"NAME", "NODE"}, {evil, evil}})
+			return (&cli.Page{Writer: b}).Table([][]string{{"NAME", "NODE"}, {evil, evil}})
 		},
 		"problems": func(b *bytes.Buffer) error {
-			return printProblems(&page{Writer: b}, []source.Problem{{Object: source.Key{Kind: source.Service, Name: evil},
+			return text.Problems(&cli.Page{Writer: b}, []source.Problem{{Object: source.Key{Kind: source.Service, Name: evil},
 				Message: "odd"}, {File: evil, Message: evil}})
 		},
 		"explain": func(b *bytes.Buffer) error {
-			return explained{From: evil, To: evil, steps: []verdict.Step{{}}}.tree(&page{Writer: b})
+			e := &inspect.Explanation{From: evil, To: evil, Stages: []verdict.Step{{}}}
+			return text.Explanation{Explanation: e}.Tree(&cli.Page{Writer: b})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -75,10 +66,10 @@ func TestOutputEscapesForeignText(t *testing.T) {
 	var b bytes.Buffer
 	c := rootCommand()
 	c.SetOut(&b)
-	out(c).Write([]byte(evil))
+	cli.Out(c).Write([]byte(evil))
 	lines(t, strings.ReplaceAll(b.String(), "\t", ""), 1)
 	b.Reset()
-	if err := output("json").print(out(c), source.Problem{Message: evil}, nil); err != nil {
+	if err := cli.Output("json").Print(cli.Out(c), source.Problem{Message: evil}, nil); err != nil {
 		t.Fatal(err)
 	}
 	lines(t, b.String(), strings.Count(b.String(), "\n"))
@@ -89,7 +80,7 @@ func TestTablesFitThePage(t *testing.T) {
 		{"two", strings.Repeat("x", 200)}}
 	for _, columns := range []int{40, 80, 120} {
 		var b bytes.Buffer
-		if err := (&page{Writer: &b, columns: columns}).table(rows); err != nil {
+		if err := (&cli.Page{Writer: &b, Columns: columns}).Table(rows); err != nil {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(b.String()) {
@@ -103,36 +94,10 @@ func TestTablesFitThePage(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	if err := (&page{Writer: &b}).table(rows); err != nil {
+	if err := (&cli.Page{Writer: &b}).Table(rows); err != nil {
 		t.Fatal(err)
 	}
 	lines(t, b.String(), 3)
-}
-
-// Experiments fit a page of any width.
-func TestExperimentsFitThePage(t *testing.T) {
-	l := []lab.Entry{{Name: "services", Question: strings.Repeat("what it costs ", 6), Quick: 3 * time.Minute,
-		Full: time.Hour, Repeats: strings.Repeat("an article ", 6)},
-		{Name: "balance", Question: "how evenly", Quick: time.Minute, Full: 50 * time.Minute},
-		{Name: "cluster", Question: "how fast", Full: 2 * time.Minute, Needs: "a cluster"}}
-	for _, width := range []int{30, 50, 80, 120} {
-		var b bytes.Buffer
-		if err := listExperiments(&page{Writer: &b, columns: width}, l); err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(b.String()) {
-			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > width {
-				t.Errorf("%d columns of %d: %q", n, width, line)
-			}
-		}
-		text := strings.Join(strings.Fields(b.String()), " ")
-		for _, want := range []string{"services", "balance", "cluster needs a cluster", "all, 4 min with --quick",
-			"and 1.8 h in full"} {
-			if !strings.Contains(text, want) && width > 30 {
-				t.Errorf("%d columns: %q is missing:\n%s", width, want, b.String())
-			}
-		}
-	}
 }
 
 // The log names no error that there isn't, and durations with their unit, also as JSON.
@@ -163,38 +128,13 @@ func TestVersionOfTheLinker(t *testing.T) {
 	}
 }
 
-// show leaves the Services that are named, with what is said of them and of no Service at all.
-func TestShowFilters(t *testing.T) {
-	w := &snapshot{objects: []source.Object{&corev1.Service{ObjectMeta: meta("shop", "web")},
-		&corev1.Service{ObjectMeta: meta("shop", "db")}}}
-	problem := func(name string) source.Problem {
-		return source.Problem{Object: source.Key{Kind: source.Service, Namespace: "shop", Name: name}}
-	}
-	owner := func(name string) model.Owner {
-		return model.Owner{Kind: model.KindService, Namespace: "shop", Name: name}
-	}
-	s := shown{Frontends: []shownFrontend{{Service: "shop/web:http", owner: owner("web")},
-		{Service: "shop/db", owner: owner("db")}, {Service: "shop/web2", owner: owner("web2")}},
-		Problems: []source.Problem{problem("web"), problem("db"), {Object: source.Key{Kind: source.Node, Name: "a"}}}}
-	if err := s.filter(w, []string{"web"}); err != nil {
-		t.Fatal(err)
-	}
-	if len(s.Frontends) != 1 || s.Frontends[0].Service != "shop/web:http" || len(s.Problems) != 2 ||
-		s.Problems[0] != problem("web") {
-		t.Errorf("left are %+v", s)
-	}
-	if err := s.filter(w, []string{"wbe"}); err == nil || !strings.Contains(err.Error(), `did you mean "web"`) {
-		t.Errorf("an unknown name: %v", err)
-	}
-}
-
 func TestTreeBranches(t *testing.T) {
 	var b bytes.Buffer
-	e := explained{From: "a", To: "b", Node: "n", Origin: "pod", Service: "s", Via: "ClusterIP", Policy: "p",
-		Sources: []string{"r"},
-		Outcome: "drop", Reason: "why", Kernel: "k",
-		steps: []verdict.Step{{Stage: verdict.StageFrontend}, {Stage: verdict.StageSources, Action: verdict.Drop}}}
-	if err := e.tree(&page{Writer: &b}); err != nil {
+	e := text.Explanation{Explanation: &inspect.Explanation{From: "a", To: "b", Node: "n", Origin: "pod", Outcome: "drop",
+		Reason: "why", Kernel: "k",
+		Served: inspect.Served{Service: "s", Via: "ClusterIP", Policy: "p", Sources: []string{"r"}},
+		Stages: []verdict.Step{{Stage: verdict.StageFrontend}, {Stage: verdict.StageSources, Action: verdict.Drop}}}}
+	if err := e.Tree(&cli.Page{Writer: &b}); err != nil {
 		t.Fatal(err)
 	}
 	const want = `a → b
@@ -210,20 +150,14 @@ func TestTreeBranches(t *testing.T) {
 	}
 }
 
-// An interrupted run says what is left of it, if anything is.
-func TestInterrupted(t *testing.T) {
-	left := &cluster.LeftError{Namespace: "lab", Run: "1", Why: errors.New("delete pods/a: forbidden")}
-	for want, err := range map[string]error{
-		"no such node": errors.New("no such node"),
-		"interrupted: nothing was measured; everything was removed": context.Canceled,
-		"interrupted: nothing was measured; not all that the run made is removed: delete": errors.Join(context.Canceled,
-			left),
-	} {
-		if got := interrupted(err, "nothing was measured").Error(); !strings.HasPrefix(got, want) {
-			t.Errorf("%q, want %q", got, want)
+// TestRuntimeIsShown has a node's page say what attaches new pods, also behind another plugin.
+func TestRuntimeIsShown(t *testing.T) {
+	for _, mtu := range []int{0, 1450} {
+		var b bytes.Buffer
+		s := text.Network{Network: &inspect.Network{Node: "a", MTU: mtu,
+			Runtime: "00-multus.conf calls multus, then fairlead-cni"}}
+		if err := s.Tables(&cli.Page{Writer: &b}); err != nil || !strings.Contains(b.String(), "new pods: "+s.Runtime) {
+			t.Errorf("%s, %v", b.String(), err)
 		}
-	}
-	if err := interrupted(nil, ""); err != nil {
-		t.Error(err)
 	}
 }

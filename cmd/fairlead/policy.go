@@ -15,6 +15,8 @@ import (
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
+	"fairlead.dev/fairlead/inspect"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reachability"
 	"fairlead.dev/fairlead/source"
@@ -26,14 +28,15 @@ import (
 func policyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
-		Short: "Test network policies against expectations, and see who may talk to whom",
+		Short: "Test network policies, see who may talk to whom, convert older kinds",
 		Long: `Test network policies against expectations, and see who may talk to whom: from a folder of manifests or a
-cluster's objects alone. Nothing here reads or writes a kernel, and no rights on a node are needed.
+cluster's objects alone. Nothing here reads or writes a kernel, and no rights on a node are needed. In manifests the
+pod templates of workloads stand for their pods, so that a Git repository or a chart's output will do.
 
 What a change of policies would newly allow or deny: fairlead plan --source NEW --against OLD.
 Why one connection is allowed or denied, checked against a node's kernel: fairlead explain.`,
 	}
-	return holds(c, policyCheck(), policyMatrix(), policySuggest(), policyWhatif())
+	return cli.Holds(c, policyCheck(), policyMatrix(), policySuggest(), policyWhatif(), policyConvert())
 }
 
 // clusterFlags are the flags of commands that evaluate a whole cluster.
@@ -50,17 +53,25 @@ type input struct {
 	objects  []source.Object
 	problems []source.Problem
 	options  reachability.Options
+	part     bool // manifests, which may not hold all that a cluster does
 }
 
-// evaluate evaluates the objects and warns of what is wrong with them. Objects that could not be read are an error:
-// what is evaluated without them may be wrong.
+// evaluate evaluates the objects and warns of what is wrong with them, or matches nothing in manifests. Objects that
+// could not be read are an error: what is evaluated without them may be wrong.
 func (i input) evaluate(c *cobra.Command) (*reachability.Cluster, error) {
 	of := reachability.New(i.objects, i.options)
 	_, problems := source.Unread(i.problems)
-	for _, p := range append(slices.Clone(problems), of.Problems()...) {
+	others, problems := source.Unevaluated(problems)
+	if others != "" {
+		c.PrintErrln("warning:", escape.String(others))
+	}
+	if problems = append(slices.Clone(problems), of.Problems()...); i.part {
+		problems = append(problems, of.Unmatched()...)
+	}
+	for _, p := range problems {
 		c.PrintErrln("warning:", escape.String(p.String()))
 	}
-	return of, (&snapshot{lost: losses(i.problems)}).unread()
+	return of, (&inspect.Decided{Lost: inspect.Lost(i.problems)}).Unread()
 }
 
 // options returns what an agent of this configuration would evaluate by.
@@ -92,7 +103,8 @@ func (n *nodeFlags) cluster(ctx context.Context) (i input, c *config.Config, err
 		return i, c, err
 	}
 	if c.Own.Source != "" {
-		i.objects, i.problems, err = manifest.Load(c.Own.Source)
+		i.part = true
+		i.objects, i.problems, err = manifest.LoadTemplates(c.Own.Source)
 		return i, c, err
 	}
 	i.objects, i.problems, err = loadCluster(ctx, c)
@@ -131,11 +143,11 @@ type checkedItem struct {
 }
 
 // junit is the output format of CI systems.
-const junit output = "junit"
+const junit cli.Output = "junit"
 
 func policyCheck() *cobra.Command {
 	var f clusterFlags
-	var o output
+	var o cli.Output
 	c := &cobra.Command{
 		Use:   "check FILE... --source DIR",
 		Short: "Check that policies allow and deny what files of expectations say",
@@ -158,6 +170,7 @@ A file has a list of expectations:
 Exit status: 0 if every expectation holds; 1 if one doesn't; 2 on an error, and where an object could not be read.`,
 		Example: `  fairlead policy check expectations.yaml --source manifests
   fairlead policy check expectations.yaml --source manifests -o junit > report.xml
+  helm template shop ./chart | fairlead policy check expectations.yaml --source -
   fairlead policy check expectations.yaml --kubeconfig ~/.kube/config`,
 		Args: cobra.MinimumNArgs(1),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -177,26 +190,26 @@ Exit status: 0 if every expectation holds; 1 if one doesn't; 2 on an error, and 
 				return err
 			}
 			results := of.Check(l)
-			return printChecked(out(c), o, results)
+			return printChecked(cli.Out(c), o, results)
 		},
 	}
 	f.add(c)
-	o.add(c)
+	o.Add(c)
 	c.Flags().Lookup("output").Usage = "output format: json, yaml, junit, or wide for all columns"
-	return failsWith(2, c)
+	return cli.FailsWith(2, c)
 }
 
 // printChecked prints results. That one doesn't hold is exit status 1.
-func printChecked(p *page, o output, results []reachability.Result) error {
+func printChecked(p *cli.Page, o cli.Output, results []reachability.Result) error {
 	k := checkedOf(results)
-	print := func() error { return o.print(p, k, k.table) }
+	print := func() error { return o.Print(p, k, k.table) }
 	if o == junit {
 		print = func() error { return reachability.WriteJUnit(p, results) }
 	}
 	if err := print(); err != nil || k.Failed == 0 {
 		return err
 	}
-	return status{code: 1}
+	return cli.Status{Code: 1}
 }
 
 // readExpectations reads all files.
@@ -225,7 +238,7 @@ func checkedOf(results []reachability.Result) checked {
 	return k
 }
 
-func (k checked) table(p *page) error {
+func (k checked) table(p *cli.Page) error {
 	rows := [][]string{{"RESULT", "EXPECTATION", "CONNECTIONS", "AT"}}
 	for _, r := range k.Results {
 		result := "ok"
@@ -237,14 +250,14 @@ func (k checked) table(p *page) error {
 		}
 		rows = append(rows, []string{result, r.Expectation, fmt.Sprint(r.Evaluated), fmt.Sprintf("%s:%d", r.File, r.Line)})
 	}
-	err := p.table(rows)
+	err := p.Table(rows)
 	for _, r := range k.Results {
 		if r.OK {
 			continue
 		}
-		err = errors.Join(err, p.paragraph("\n", "", fmt.Sprintf("%s:%d: %s", r.File, r.Line, r.Expectation)))
+		err = errors.Join(err, p.Paragraph("\n", "", fmt.Sprintf("%s:%d: %s", r.File, r.Line, r.Expectation)))
 		for _, line := range r.lines {
-			err = errors.Join(err, p.paragraph("  ", "    ", line))
+			err = errors.Join(err, p.Paragraph("  ", "    ", line))
 		}
 	}
 	_, failed := fmt.Fprintf(p, "\n%d of %d expectations hold\n", k.Expectations-k.Failed, k.Expectations)
@@ -253,7 +266,7 @@ func (k checked) table(p *page) error {
 
 func policyMatrix() *cobra.Command {
 	var f clusterFlags
-	var o output
+	var o cli.Output
 	var html string
 	var namespaces []string
 	c := &cobra.Command{
@@ -282,17 +295,17 @@ With --html the matrix is one page to open in a browser, which also shows the ru
 				return err
 			}
 			if html == "" {
-				return o.print(out(c), matrixOf(m), func(p *page) error { return matrixTable(p, m) })
+				return o.Print(cli.Out(c), matrixOf(m), func(p *cli.Page) error { return matrixTable(p, m) })
 			}
 			if err := writeFile(html, m.WritePage); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(out(c), "%s: %s\n", html, m.Summary())
+			_, err = fmt.Fprintf(cli.Out(c), "%s: %s\n", html, m.Summary())
 			return err
 		},
 	}
 	f.add(c)
-	o.add(c)
+	o.Add(c)
 	c.Flags().StringVar(&html, "html", "", "write the matrix to this `FILE` as an HTML page")
 	c.Flags().StringSliceVar(&namespaces, "namespace", nil, "only pairs with a pod of these namespaces (default all)")
 	c.RegisterFlagCompletionFunc("namespace", completeNamespace)
@@ -312,7 +325,7 @@ func writeFile(name string, write func(io.Writer) error) error {
 // completeNamespace offers the namespaces of the source's pods.
 func completeNamespace(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	path, _ := c.Flags().GetString("source")
-	objects, _, err := manifest.Load(path)
+	objects, _, err := manifest.LoadTemplates(path)
 	if path == "" || path == manifest.Stdin || err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -372,7 +385,7 @@ func matrixOf(m *reachability.Matrix) shownMatrix {
 }
 
 // matrixTable prints the matrix for people, in as many tables as the page is too narrow for.
-func matrixTable(p *page, m *reachability.Matrix) error {
+func matrixTable(p *cli.Page, m *reachability.Matrix) error {
 	cells, from := make([][]string, len(m.Groups)), 0
 	for i, g := range m.Groups {
 		from = max(from, min(len(g.Name), 28))
@@ -382,13 +395,13 @@ func matrixTable(p *page, m *reachability.Matrix) error {
 	}
 	var err error
 	for first := 0; first < len(m.Groups); {
-		last, columns := first, from+gap
+		last, columns := first, from+cli.Gap
 		for last < len(m.Groups) {
-			w := min(len(m.Groups[last].Name), narrowest)
+			w := min(len(m.Groups[last].Name), cli.Narrowest)
 			for i := range m.Groups {
-				w = max(w, min(len(cells[i][last]), narrowest))
+				w = max(w, min(len(cells[i][last]), cli.Narrowest))
 			}
-			if columns += w + gap; p.columns > 0 && columns > p.columns && last > first {
+			if columns += w + cli.Gap; p.Columns > 0 && columns > p.Columns && last > first {
 				break
 			}
 			last++
@@ -403,10 +416,10 @@ func matrixTable(p *page, m *reachability.Matrix) error {
 		for i, g := range m.Groups {
 			rows = append(rows, append([]string{g.Name}, cells[i][first:last]...))
 		}
-		err, first = errors.Join(err, p.table(rows)), last
+		err, first = errors.Join(err, p.Table(rows)), last
 	}
 	_, failed := fmt.Fprintln(p)
-	return errors.Join(err, failed, p.paragraph("", "", "all: every port; -: none; ~: in part, such as over one IP "+
+	return errors.Join(err, failed, p.Paragraph("", "", "all: every port; -: none; ~: in part, such as over one IP "+
 		"family; a blank: not evaluated. "+m.Summary()+". The rule that decides: --html FILE, or -o json."))
 }
 

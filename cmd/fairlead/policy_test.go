@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
 	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/source/manifest"
 )
@@ -22,14 +23,14 @@ func command(t *testing.T, args ...string) (string, int) {
 	c.SetErr(&b)
 	c.SetArgs(args)
 	err := c.ExecuteContext(t.Context())
-	s := status{code: 1}
+	s := cli.Status{Code: 1}
 	if err == nil {
 		return b.String(), 0
 	}
-	if errors.As(err, &s); s.err != nil || s == (status{code: 1}) {
+	if errors.As(err, &s); s.Err != nil || s == (cli.Status{Code: 1}) {
 		b.WriteString(err.Error())
 	}
-	return b.String(), s.code
+	return b.String(), s.Code
 }
 
 const shopPolicies = `
@@ -153,6 +154,90 @@ func TestPlanAgainst(t *testing.T) {
 	}
 }
 
+// otherPolicies are of kinds that are not evaluated, as clusters have them.
+const otherPolicies = `
+apiVersion: policy.networking.k8s.io/v1alpha1
+kind: AdminNetworkPolicy
+metadata: {name: deny-clients}
+spec:
+  priority: 10
+  subject: {namespaces: {}}
+  ingress: [{action: Deny, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: client}}}}]}]
+---
+apiVersion: policy.networking.k8s.io/v1alpha1
+kind: BaselineAdminNetworkPolicy
+metadata: {name: default}
+spec: {subject: {namespaces: {}}}
+---
+apiVersion: crd.projectcalico.org/v1
+kind: GlobalNetworkPolicy
+metadata: {name: g}
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: c, namespace: shop}
+`
+
+// Policies of kinds that are not evaluated are named by every command that evaluates policies.
+func TestOtherPoliciesAreNamed(t *testing.T) {
+	dir, old := shop(t, shopPolicies+"---"+otherPolicies), shop(t, shopPolicies)
+	file := write(t, t.TempDir(), "e", "apiVersion: fairlead.dev/v1alpha1\nkind: PolicyExpectations\nexpectations:\n"+
+		"- {from: shop/client, to: shop/web, port: http, expect: allowed}\n")
+	flows := shopFlows(t)[0]
+	const want = "4 policies of kinds that Fairlead doesn't evaluate: 1 AdminNetworkPolicy, " +
+		"1 BaselineAdminNetworkPolicy, 1 CiliumNetworkPolicy.cilium.io, 1 GlobalNetworkPolicy.crd.projectcalico.org; " +
+		"fairlead policy convert"
+	for _, args := range [][]string{{"policy", "matrix"}, {"policy", "check", file}, {"policy", "suggest", flows},
+		{"policy", "whatif", "--flows", flows}, {"plan", "--against", old}} {
+		if got, _ := command(t, append(args, "--source", dir)...); !strings.Contains(got, want) {
+			t.Errorf("%q: want %q: %s", args, want, got)
+		}
+		if got, _ := command(t, append(args, "--source", old)...); strings.Contains(got, "doesn't evaluate") {
+			t.Errorf("%q names policies that aren't there: %s", args, got)
+		}
+	}
+}
+
+// What is converted decides, and is left out where it has no counterpart. Converting again changes nothing.
+func TestPolicyConvert(t *testing.T) {
+	file := write(t, t.TempDir(), "other", otherPolicies)
+	got, code := command(t, "policy", "convert", "-f", file)
+	for _, want := range []string{"name: deny-clients", "name: baseline-default", "warning: " + file +
+		":15: GlobalNetworkPolicy.crd.projectcalico.org g: policies of this kind are not converted"} {
+		if code != 1 || !strings.Contains(got, want) {
+			t.Errorf("exit status %d, want 1 and %q: %s", code, want, got)
+		}
+	}
+	var out, errs bytes.Buffer
+	c := rootCommand()
+	c.SetIn(strings.NewReader(strings.Split(otherPolicies, "---")[0]))
+	c.SetOut(&out)
+	c.SetErr(&errs)
+	c.SetArgs([]string{"policy", "convert", "-f", "-"})
+	if err := c.ExecuteContext(t.Context()); err != nil || errs.Len() > 0 {
+		t.Fatal(err, errs.String())
+	}
+	now, old := shop(t, shopPolicies+out.String()), shop(t, shopPolicies)
+	got, code = command(t, "plan", "--source", now, "--against", old)
+	if code != 1 || !strings.Contains(got, "Admin deny-clients") || strings.Contains(got, "NEWLY ALLOWED") {
+		t.Errorf("the converted policy: exit status %d: %s", code, got)
+	}
+	converted := write(t, t.TempDir(), "converted", strings.ReplaceAll(out.String(), "v1beta1", "v1alpha2"))
+	again, code := command(t, "policy", "convert", "-f", converted)
+	if code != 0 || again != out.String() {
+		t.Errorf("exit status %d: %s", code, again)
+	}
+	before := shop(t, shopPolicies+strings.ReplaceAll(out.String(), "v1beta1", "v1alpha2"))
+	if got, code := command(t, "plan", "--source", now, "--against", before); code != 0 {
+		t.Errorf("v1alpha2 becomes v1beta1: exit status %d: %s", code, got)
+	}
+	for _, args := range [][]string{{"-f", write(t, t.TempDir(), "none", shopPolicies)}, {}, {"-f", file + "/none"}} {
+		if got, code := command(t, append([]string{"policy", "convert"}, args...)...); code != 2 {
+			t.Errorf("%q: exit status %d, want 2: %s", args, code, got)
+		}
+	}
+}
+
 func TestOverlay(t *testing.T) {
 	below, _, err := manifest.Load(shop(t, shopPolicies))
 	above, _, failed := manifest.Load(write(t, t.TempDir(), "p", shopPolicies))
@@ -182,5 +267,43 @@ func TestPoliciesOfACluster(t *testing.T) {
 	got, code = command(t, "plan", "--source", changed, "--against", "cluster", "--kubeconfig", kubeconfig)
 	if code != 1 || !strings.Contains(got, "1 newly allowed, 1 newly denied") {
 		t.Errorf("plan: exit status %d: %s", code, got)
+	}
+}
+
+// Policies of older kinds decide as before once they are converted, and what isn't converted is named.
+func TestPlanAgainstOlderKinds(t *testing.T) {
+	const pods = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\napiVersion: v1\nkind: Pod\n" +
+		"metadata: {name: web, namespace: shop}\nspec: {nodeName: a, containers: [{name: c}]}\n" +
+		"status: {phase: Running, podIPs: [{ip: 10.0.0.1}]}\n---\napiVersion: v1\nkind: Pod\n" +
+		"metadata: {name: client, namespace: shop}\nspec: {nodeName: a, containers: [{name: c}]}\n" +
+		"status: {phase: Running, podIPs: [{ip: 10.0.0.2}]}\n"
+	const older = "apiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: deny}\n" +
+		"spec: {priority: 10, subject: {namespaces: {}}, ingress: [{name: d, action: Deny, from: [{namespaces: {}}]}]}\n" +
+		"---\napiVersion: extensions/v1beta1\nkind: NetworkPolicy\nmetadata: {name: all, namespace: shop}\n" +
+		"spec: {podSelector: {}, ingress: []}\n"
+	old, now := t.TempDir(), t.TempDir()
+	write(t, old, "pods", pods)
+	write(t, now, "pods", pods)
+	write(t, old, "policies", older)
+	converted, code := command(t, "policy", "convert", "-f", filepath.Join(old, "policies.yaml"))
+	if code != 0 {
+		t.Fatalf("convert: exit status %d\n%s", code, converted)
+	}
+	write(t, now, "policies", converted)
+	if got, code := command(t, "plan", "--source", now, "--against", old); code != 0 ||
+		!strings.Contains(got, "0 newly allowed, 0 newly denied") {
+		t.Errorf("exit status %d\n%s", code, got)
+	}
+	link := filepath.Join(t.TempDir(), "current") // as git-sync has it
+	if err := os.Symlink(old, link); err != nil {
+		t.Fatal(err)
+	}
+	if got, code := command(t, "plan", "--source", now, "--against", link); code != 0 {
+		t.Errorf("by a link: exit status %d\n%s", code, got)
+	}
+	write(t, now, "policies", strings.Replace(converted, "action: Deny", "action: Accept", 1))
+	got, code := command(t, "plan", "--source", now, "--against", old)
+	if code != 1 || !strings.Contains(got, "shop/web") {
+		t.Errorf("another action: exit status %d\n%s", code, got)
 	}
 }

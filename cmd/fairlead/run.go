@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -16,9 +17,11 @@ import (
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/event"
+	"fairlead.dev/fairlead/agent/local"
 	"fairlead.dev/fairlead/agent/migrate"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
+	"fairlead.dev/fairlead/inspect"
 )
 
 // runCommand serves a node.
@@ -69,15 +72,15 @@ func run(c *cobra.Command, n *nodeFlags) error {
 	}
 	p := process{setUpOnly: n.SetUpOnly, flags: map[string]string{}}
 	c.Flags().VisitAll(func(f *pflag.Flag) { p.flags[f.Name] = f.Value.String() })
-	return errors.Join(p.run(c, n, effective), p.predecessor.Close())
+	return errors.Join(p.run(c, n, effective), p.previous.Close())
 }
 
 // process is what outlives the changes of a configuration.
 type process struct {
-	setUpOnly   bool
-	flags       map[string]string
-	predecessor agent.Predecessor
-	refusal     agent.Refusal
+	setUpOnly bool
+	flags     map[string]string
+	previous  agent.PreviousMode
+	rejected  agent.RejectedConfig
 }
 
 // run serves as a configuration says until another takes its place, and so on. If a changed one can't be
@@ -90,7 +93,7 @@ func (p *process) run(c *cobra.Command, n *nodeFlags, now *config.Config) error 
 			log.Warn("configuration", "warning", w)
 		}
 		ctx, stop := context.WithCancel(c.Context())
-		next := n.Follow(ctx, now, config.Following{Log: log, Check: p.check, Report: p.refusal.Set, Stop: stop})
+		next := n.Follow(ctx, now, config.Following{Log: log, Check: p.check, Report: p.rejected.Set, Stop: stop})
 		served := false
 		err := p.serve(ctx, now, log, &served)
 		stop()
@@ -103,14 +106,14 @@ func (p *process) run(c *cobra.Command, n *nodeFlags, now *config.Config) error 
 		case err != nil:
 			log.Error("the changed configuration failed to start; returning to the last one",
 				"error", err)
-			p.refusal.Set(err)
+			p.rejected.Set(err)
 			now, back = good.Despite(now), true
 			continue
 		case served || good == nil:
 			good = now
 		}
 		log.Info("applying the changed configuration; traffic continues")
-		p.refusal.Set(nil)
+		p.rejected.Set(nil)
 		now, back = newer, false
 	}
 }
@@ -164,7 +167,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	}
 	set, again := c.System(d.mode), false
 	if p.setUpOnly {
-		return errors.Join(set.Apply(log), d.mode.Prepare())
+		return errors.Join(set.Apply(log), d.mode.Prepare(), acceptAdvertisements(ctx, c))
 	}
 	objects, recorder, err := openSource(c, d.resolve.Node, log)
 	if err != nil {
@@ -176,7 +179,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	}
 	defer addresses.Close()
 	o := agent.Options{Mode: d.mode, Why: d.why, Source: objects, Resolve: d.resolve, Policies: d.policies,
-		Log: log, Servers: servers(c), Addresses: addresses, Predecessor: &p.predecessor, Refusal: &p.refusal}
+		Log: log, Servers: servers(c), Addresses: addresses, Previous: &p.previous, Rejected: &p.rejected}
 	interfaces, err := podNetwork(c, d.resolve, &o)
 	if err != nil {
 		return err
@@ -195,11 +198,10 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		o.Report = t.Report
 		starting = func() { t.Starting(d.resolve.Node, "serves Services by "+d.mode.Name) }
 	}
-	o.Prepare = func() {
-		if c.OpenNodePorts() {
-			log.Warn("nodePortAddresses is not set: node ports are open at all addresses of the node; consider primary")
-		}
-		node.LogConcerns(log, d.mode.Tracks())
+	var commands *local.Server
+	defer func() { commands.Close() }()
+	o.Prepare = func(decided func() (*inspect.Decided, error)) {
+		commands = d.announce(log, decided)
 		if err := set.Apply(log); err != nil {
 			log.Warn("applying system settings failed; retrying once Services are served", "error", err)
 			again = true
@@ -216,6 +218,36 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 		removeKubeProxys(ctx, c, log)
 	}
 	return agent.Run(ctx, o)
+}
+
+// announce logs what of a configuration deserves a warning, and returns what sends it and what is decided by it to
+// commands on the node, nil where that fails.
+func (d decided) announce(log *slog.Logger, decided func() (*inspect.Decided, error)) *local.Server {
+	if d.OpenNodePorts() {
+		log.Warn("nodePortAddresses is not set: node ports are open at all addresses of the node; consider primary")
+	}
+	node.LogConcerns(log, d.mode.Tracks())
+	engine := ""
+	if d.policies != nil {
+		engine = d.policies.Engine.Name
+	}
+	chosen, err := d.Chosen(d.resolve.Node, d.mode.Name, engine)
+	var s *local.Server
+	if err == nil {
+		s, err = local.Serve(d.Own.Network.RunFolder, local.Replies{
+			local.Configuration: func(w io.Writer) error { return json.NewEncoder(w).Encode(chosen) },
+			local.Decided: func(w io.Writer) error {
+				now, err := decided()
+				if err != nil {
+					return err
+				}
+				return now.Encode(w)
+			}})
+	}
+	if err != nil {
+		log.Warn("commands on this node decide by their own flags: the agent can't reply to them", "error", err)
+	}
+	return s
 }
 
 // describe sets what an agent says of itself.

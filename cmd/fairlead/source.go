@@ -30,15 +30,15 @@ func access(c *config.Config) (kube.Access, error) {
 	return a, nil
 }
 
-// api is the Kubernetes API as a source for a node.
-func api(c *config.Config, node string) (*kube.Source, kube.Access, error) {
+// api is the Kubernetes API as a source for a node, which logs to log, or nowhere where that is nil.
+func api(c *config.Config, node string, log *slog.Logger) (*kube.Source, kube.Access, error) {
 	a, err := access(c)
 	o := kube.Options{
 		Access: a, Node: node, ProxyName: c.Own.ServiceProxyName,
 		Nodes: c.Policies() || c.Network() || c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs &&
 			c.Proxy.ClusterCIDR == "",
 		Pods:           c.Attaches(), // for their host ports
-		NamespaceBytes: c.Own.Limits.NamespaceBytes, Bytes: c.Own.Limits.Bytes,
+		NamespaceBytes: c.Own.Limits.NamespaceBytes, Bytes: c.Own.Limits.Bytes, Log: log,
 	}
 	if c.Policies() {
 		o.Kinds = []source.Kind{source.Namespace, source.Pod, source.NetworkPolicy, source.ClusterNetworkPolicy}
@@ -89,7 +89,7 @@ func openSource(c *config.Config, node string, log *slog.Logger) (source.Source,
 	if c.Own.Source != "" {
 		return manifest.New(c.Own.Source), nil, manifest.Check(c.Own.Source)
 	}
-	s, a, err := api(c, node)
+	s, a, err := api(c, node, log)
 	if err == nil {
 		_, err = a.Config()
 	}
@@ -102,7 +102,7 @@ func load(ctx context.Context, c *config.Config, node string,
 	if c.Own.Source != "" {
 		return manifest.Load(c.Own.Source)
 	}
-	s, _, err := api(c, node)
+	s, _, err := api(c, node, nil)
 	if err != nil {
 		return nil, nil, err
 	}

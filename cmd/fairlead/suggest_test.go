@@ -73,20 +73,20 @@ func shopFlows(t *testing.T) (files []string) {
 	return files
 }
 
-// What is suggested is what docs/policy-tools.md shows, denies none of the flows and allows nothing else.
+// What is suggested is what docs/how-to/suggest-policies.md shows, denies none of the flows and allows nothing else.
 func TestPolicySuggest(t *testing.T) {
 	files, dir := shopFlows(t), shop(t, "")
 	suggested, code := command(t, append([]string{"policy", "suggest", "--source", dir}, files...)...)
 	if code != 0 {
 		t.Fatalf("exit status %d: %s", code, suggested)
 	}
-	doc, err := os.ReadFile("../../docs/policy-tools.md")
+	doc, err := os.ReadFile("../../docs/how-to/suggest-policies.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	i := strings.Index(suggested, "---\n")
 	if sample := suggested[:i] + "---\n" + strings.Split(suggested, "---\n")[4]; !strings.Contains(string(doc), sample) {
-		t.Errorf("docs/policy-tools.md lacks this sample:\n%s", sample)
+		t.Errorf("docs/how-to/suggest-policies.md lacks this sample:\n%s", sample)
 	}
 	applied := write(t, t.TempDir(), "suggested", suggested)
 	whatif := []string{"policy", "whatif", applied, "--source", dir, "--flows", strings.Join(files, ",")}

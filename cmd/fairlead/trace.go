@@ -12,21 +12,23 @@ import (
 
 	"fairlead.dev/fairlead/agent/escape"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
+	"fairlead.dev/fairlead/cmd/fairlead/text"
 	"fairlead.dev/fairlead/model"
 )
 
 // traceCommand prints what connections to Services come to.
 func traceCommand() *cobra.Command {
 	var n nodeFlags
-	var o output
+	var o cli.Output
 	var service, pod string
 	c := &cobra.Command{
-		Use:   "trace --source DIR --node NAME",
+		Use:   "trace [--source DIR --node NAME]",
 		Short: "Print what each connection to a Service comes to, as it happens",
 		Long: `Print what each connect() and each first datagram of a client on this node to a Service comes to, as it
 happens, until interrupted: who asks, for which Service, and which endpoint it is given, or why none. It takes an
 agent with --mode ebpf; packets that go through the plane behind it ("left to packets") are followed no further.
-One process may trace a node at a time.`,
+One process may trace a node at a time.` + asTheAgent,
 		Example: `  fairlead trace --source examples/shop --node a
   fairlead trace --source examples/shop --node a --service shop/web --pod shop/client
   fairlead trace --source examples/shop --node a -o json | jq -r 'select(.outcome != "translated")'`,
@@ -39,12 +41,15 @@ One process may trace a node at a time.`,
 			if err != nil {
 				return err
 			}
-			t := &tracer{snapshot: w, services: w.poolsByID(), pods: w.names().Pods(), out: out(c), json: o == "json"}
+			if _, err := w.All(); err != nil {
+				c.PrintErrln("fairlead: warning: pods of other nodes have no names:", err)
+			}
+			t := &tracer{node: w.Services.Node.Name, services: w.Pools(), pods: w.Pods(), out: cli.Out(c), json: o == "json"}
 			f, err := t.filter(service, pod)
 			if err != nil {
 				return err
 			}
-			lost, err := mode.Trace(c.Context(), w.config.Options(), f, t.print)
+			lost, err := mode.Trace(c.Context(), n.config.Options(), f, t.print)
 			if lost > 0 {
 				c.PrintErrf("%d more were lost: they came faster than they could be printed; narrow it with --service or --pod\n",
 					lost)
@@ -53,7 +58,7 @@ One process may trace a node at a time.`,
 		},
 	}
 	n.add(c)
-	o.add(c)
+	o.Add(c)
 	c.Flags().Lookup("output").Usage = "output format: json, a line for each connection"
 	c.Flags().StringVar(&service, "service", "",
 		"only of this Service (namespace/name, or namespace/name:port for one of its ports)")
@@ -64,7 +69,7 @@ One process may trace a node at a time.`,
 
 // tracer prints events.
 type tracer struct {
-	*snapshot
+	node     string
 	services map[uint64]*model.Pool // by their IDs
 	pods     map[netip.Addr]string  // by their addresses
 	clients  map[uint64]string      // by cookies of network namespaces
@@ -118,7 +123,7 @@ func (t *tracer) client(cookie uint64) string {
 	for i, h := range hosts {
 		switch {
 		case i == 0:
-			t.clients[h.Cookie] = "node " + t.snapshot.services.Node.Name
+			t.clients[h.Cookie] = "node " + t.node
 		case len(h.Addresses) > 0:
 			t.clients[h.Cookie] = h.Addresses[0].String()
 		}
@@ -174,7 +179,7 @@ func (r traced) String() string {
 		client = fmt.Sprint("namespace ", r.Namespace)
 	}
 	line := fmt.Sprintf("%s  %-24s %-20s %s %s", r.Time.Format("15:04:05.000000"), client,
-		fmt.Sprintf("%s[%d]", r.Command, r.Process), dash(r.Service), r.Entry)
+		fmt.Sprintf("%s[%d]", r.Command, r.Process), text.Dash(r.Service), r.Entry)
 	if r.Backend != "" {
 		line += " → " + r.Backend
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/cmd/fairlead/cli"
 )
 
 // release and commit are set by the linker, see Makefile: a tag such as v0.1.0, empty between releases, and what
@@ -78,7 +79,7 @@ func (b build) String() string {
 
 // versionCommand prints what the binary was built from.
 func versionCommand() *cobra.Command {
-	var o output
+	var o cli.Output
 	c := &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version, the commit and the Go version of this binary",
@@ -86,13 +87,13 @@ func versionCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b := thisBuild()
-			return o.print(out(c), b, func(p *page) error {
+			return o.Print(cli.Out(c), b, func(p *cli.Page) error {
 				_, err := fmt.Fprintln(p, "fairlead", b)
 				return err
 			})
 		},
 	}
-	o.add(c)
+	o.Add(c)
 	return c
 }
 

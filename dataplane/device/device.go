@@ -1,6 +1,6 @@
-// Package device is the plane of what is attached to the node's network devices: exactly one program of ours stands
-// at a device and direction (bpf/device.c). Services, policies and the pod network own its maps; the attachments are
-// here.
+// Package device is the plane of what is attached to the node's network devices: exactly one program of ours stands at
+// a device and direction (bpf/device/device.c). Services, policies and the pod network own its maps; the attachments
+// are here.
 //
 // A fact is a device and direction, attached:
 //
@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"slices"
 
+	"fairlead.dev/fairlead/bpf/device"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/link"
@@ -60,7 +61,7 @@ type Fact = dataplane.Fact[Key, string]
 // string] and dataplane.Cleaner.
 type Plane struct {
 	// Programs opens the programs for devices, loading those that are missing.
-	Programs func(devices []bpf.Device) (*bpf.DevicePrograms, error)
+	Programs func(devices []device.Device) (*device.Programs, error)
 
 	folder string // of pins
 	ns     *netns.Namespace
@@ -102,7 +103,7 @@ func (p *Plane) Render(l *model.Link) []Fact {
 
 // Read implements dataplane.Plane.
 func (p *Plane) Read(context.Context) (facts []Fact, err error) {
-	list, err := bpf.Attachments(p.folder)
+	list, err := device.Attachments(p.folder)
 	for _, a := range list {
 		f := Fact{Key: Key{Index: a.Index, Ingress: a.Ingress}, Value: attached}
 		if a.Detached {
@@ -114,14 +115,14 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 }
 
 // Devices returns the namespace's devices, by index.
-func (p *Plane) Devices() (map[int]bpf.Device, error) {
+func (p *Plane) Devices() (map[int]device.Device, error) {
 	all, err := p.conn.Devices()
 	if err != nil {
 		return nil, fmt.Errorf("device: %w", err)
 	}
-	devices := map[int]bpf.Device{}
+	devices := map[int]device.Device{}
 	for _, d := range all {
-		devices[d.Index] = bpf.Device{Index: d.Index, Header: uint32(d.Header), Own: d.Loopback, Pod: d.Pod}
+		devices[d.Index] = device.Device{Index: d.Index, Header: uint32(d.Header), Own: d.Loopback, Pod: d.Pod}
 	}
 	return devices, nil
 }
@@ -141,7 +142,7 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 		if stays[f.Key] {
 			continue
 		}
-		if err := bpf.DetachDevice(p.folder, f.Key.Index, f.Key.Ingress); err != nil {
+		if err := device.Detach(p.folder, f.Key.Index, f.Key.Ingress); err != nil {
 			return err
 		}
 	}
@@ -160,7 +161,7 @@ func (p *Plane) put(put []Fact) error {
 	put = slices.SortedFunc(slices.Values(put), func(a, b Fact) int {
 		return cmp.Or(cmp.Compare(a.Key.Rank(), b.Key.Rank()), cmp.Compare(b.Key.Index, a.Key.Index))
 	})
-	var list []bpf.Device
+	var list []device.Device
 	for _, f := range put {
 		if d, is := devices[f.Key.Index]; is {
 			list = append(list, d)
@@ -199,12 +200,12 @@ func (p *Plane) do(f func() error) error {
 }
 
 // Update has all that is attached call other programs.
-func (p *Plane) Update(programs *bpf.DevicePrograms) error {
+func (p *Plane) Update(programs *device.Programs) error {
 	devices, err := p.Devices()
 	if err != nil {
 		return err
 	}
-	list, err := bpf.Attachments(p.folder)
+	list, err := device.Attachments(p.folder)
 	if err != nil {
 		return err
 	}
@@ -213,13 +214,13 @@ func (p *Plane) Update(programs *bpf.DevicePrograms) error {
 
 // Clean implements dataplane.Cleaner.
 func (p *Plane) Clean(context.Context) error {
-	list, err := bpf.Attachments(p.folder)
+	list, err := device.Attachments(p.folder)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, a := range list {
-		errs = append(errs, bpf.DetachDevice(p.folder, a.Index, a.Ingress))
+		errs = append(errs, device.Detach(p.folder, a.Index, a.Ingress))
 	}
 	return errors.Join(errs...)
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 
+	"fairlead.dev/fairlead/bpf/device"
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	kernellink "fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -41,7 +43,7 @@ func opened(t *testing.T, names []string, f func(p *Plane, links map[string]*mod
 		links[name] = &model.Link{Index: index, Name: name}
 	}
 	folder := filepath.Join(bpf.Mount, "fl-device-"+rand.Text()[:8])
-	maps, err := bpf.CreateMaps(filepath.Join(folder, "maps"), bpf.Sizes{Frontends: 16, Pools: 16, Slots: 64})
+	maps, err := device.CreateMaps(filepath.Join(folder, "maps"), service.Sizes{Frontends: 16, Pools: 16, Slots: 64})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +59,8 @@ func opened(t *testing.T, names []string, f func(p *Plane, links map[string]*mod
 			return err
 		}
 		defer p.Close()
-		p.Programs = func([]bpf.Device) (*bpf.DevicePrograms, error) {
-			return maps.LoadForDevices(bpf.DeviceOptions{}, 14)
+		p.Programs = func([]device.Device) (*device.Programs, error) {
+			return maps.LoadForDevices(device.Options{}, 14)
 		}
 		f(p, links)
 		return nil

@@ -1,8 +1,9 @@
 // Package flows is the data plane that cuts stale flows: connections of UDP and SCTP that the kernel tracks to an
 // endpoint which serves their frontend's port no more, of a client that is no longer allowed, or to none from before
-// there was a frontend. TCP ends by itself: it is kept (keep.go) where a switch of data planes would end it. Only a
-// connection that is still opening, and was not translated, is cut when its frontend comes: the kernel would send
-// each further SYN from that port where it sent the first, for two minutes.
+// there was a frontend; and to another node's node port, where that node translates them from now on, or this one
+// does. TCP ends by itself: it is kept (keep.go) where a switch of data planes would end it. Only a connection that is
+// still opening, and was not translated, is cut when its frontend comes: the kernel would send each further SYN from
+// that port where it sent the first, for two minutes.
 //
 // What traffic writes into the kernel is no fact; which backends an entry's flows may have is. A fact that becomes true
 // cuts the entry's other flows, one that becomes untrue those that it allowed. It is told after the service data plane
@@ -22,11 +23,16 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Key is the entry that flows go to.
+// Key is the entry that flows go to, or, without a port, another node's address at which node ports are served.
 type Key model.Entry
 
-// Rank implements dataplane.Key: entries don't depend on each other.
-func (Key) Rank() int { return 0 }
+// Rank implements dataplane.Key: entries don't depend on each other, but on nodes' addresses.
+func (k Key) Rank() int {
+	if k.Port == 0 {
+		return 0
+	}
+	return 1
+}
 
 // Allowed is the frontend that says which flows its entry may have; nil for TCP, whose flows end by themselves.
 type Allowed struct{ *model.Frontend }
@@ -42,7 +48,11 @@ func (a Allowed) has(f conntrack.Flow) bool {
 type Fact = dataplane.Fact[Key, Allowed]
 
 // Plane implements dataplane.Plane[model.ServicePart, Key, Allowed].
-type Plane struct{ conn *conntrack.Conn }
+type Plane struct {
+	conn   *conntrack.Conn
+	remote map[netip.Addr]bool // other nodes' addresses at which node ports are served
+	ports  map[Key]Allowed     // of node ports
+}
 
 var _ dataplane.Plane[model.ServicePart, Key, Allowed] = (*Plane)(nil)
 
@@ -52,7 +62,7 @@ func New() (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Plane{conn}, nil
+	return &Plane{conn, map[netip.Addr]bool{}, map[Key]Allowed{}}, nil
 }
 
 // Close returns the plane's sockets back.
@@ -63,6 +73,13 @@ func (p *Plane) Invalid() (uint64, error) { return p.conn.Invalid() }
 
 // Render implements dataplane.Plane.
 func (p *Plane) Render(part model.ServicePart) []Fact {
+	if n, ok := part.(*model.ServiceNode); ok {
+		var facts []Fact
+		for _, a := range n.RemoteNodePorts {
+			facts = append(facts, Fact{Key: Key{Addr: a}})
+		}
+		return facts
+	}
 	f, ok := part.(*model.Frontend)
 	if !ok {
 		return nil
@@ -79,29 +96,29 @@ func (p *Plane) Read(context.Context) ([]Fact, error) { return nil, nil }
 
 // Write implements dataplane.Plane with one look through the flows of each family concerned.
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
-	if len(put)+len(del) == 0 {
-		return nil
-	}
-	own, err := p.conn.Addresses()
-	if err != nil {
-		return err
-	}
-	c := cutter{now: map[Key]Allowed{}, past: map[Key]Allowed{}, own: own}
+	c := p.cutter()
 	families := map[uint8]bool{}
-	record := func(m map[Key]Allowed, facts []Fact) {
-		for _, f := range facts {
-			m[f.Key] = f.Value
+	for _, f := range del {
+		if c.remove(f) {
 			families[familyOf(f.Key.Addr)] = true
 		}
 	}
-	record(c.past, slices.DeleteFunc(slices.Clone(del), func(f Fact) bool { return f.Key.Protocol == model.TCP }))
-	record(c.now, put)
-	var errs []error
-	for family := range families {
-		_, err := p.conn.Cut(family, c.stale)
-		errs = append(errs, err)
+	for _, f := range put {
+		c.add(f)
+		families[familyOf(f.Key.Addr)] = true
 	}
-	return errors.Join(errs...)
+	if len(families) == 0 || len(c.now)+len(c.past)+len(c.ports) == 0 {
+		return nil
+	}
+	var err error
+	if c.own, err = p.conn.Addresses(); err != nil {
+		return err
+	}
+	for family := range families {
+		_, e := p.conn.Cut(family, c.stale)
+		err = errors.Join(err, e)
+	}
+	return err
 }
 
 func familyOf(a netip.Addr) uint8 {
@@ -121,26 +138,80 @@ func anyAddr(a netip.Addr) netip.Addr {
 
 // cutter decides about flows.
 type cutter struct {
-	now, past map[Key]Allowed // of entries that are and entries that are no more
+	now, past map[Key]Allowed     // of entries that changed, and of entries that are no more
+	moved     map[netip.Addr]bool // other nodes', at which node ports are served from now on, or no longer
+	ports     map[Key]Allowed     // of all node ports
 	own       map[netip.Addr]bool
+	remote    map[netip.Addr]bool // other nodes', at which node ports are served
+}
+
+// cutter returns one that knows of no change yet.
+func (p *Plane) cutter() cutter {
+	return cutter{now: map[Key]Allowed{}, past: map[Key]Allowed{}, moved: map[netip.Addr]bool{}, ports: p.ports,
+		remote: p.remote}
+}
+
+// add takes in a fact that becomes true.
+func (c cutter) add(f Fact) {
+	if f.Key.Port == 0 {
+		c.remote[f.Key.Addr], c.moved[f.Key.Addr] = true, true
+		return
+	}
+	c.now[f.Key] = f.Value
+	if f.Key.Addr.IsUnspecified() {
+		c.ports[f.Key] = f.Value
+	}
+}
+
+// remove takes in a fact that is no longer true, and reports whether flows may be cut for it.
+func (c cutter) remove(f Fact) bool {
+	if f.Key.Port == 0 {
+		delete(c.remote, f.Key.Addr)
+		c.moved[f.Key.Addr] = true
+		return true
+	}
+	delete(c.ports, f.Key)
+	if f.Key.Protocol == model.TCP {
+		return false
+	}
+	c.past[f.Key] = f.Value
+	return true
 }
 
 // stale reports whether a flow is to be cut: it goes to an entry that is, by another way than its backends; or it went
 // to an entry that is no more by one of the backends of then. Of TCP, only what is still opening untranslated is.
 func (c cutter) stale(f conntrack.Flow) bool {
-	if f.Protocol == uint8(model.TCP) && (!f.Opening || f.ReplySource != f.Destination) {
+	if f.Protocol == uint8(model.TCP) && (!f.Opening || translated(f)) {
 		return false
 	}
 	k := Key{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
 	if yes, known := c.decide(k, f); known {
 		return yes
 	}
-	if !c.own[k.Addr] {
-		return false
+	port := Key{Addr: anyAddr(k.Addr), Port: k.Port, Protocol: k.Protocol}
+	if c.own[k.Addr] {
+		yes, _ := c.decide(port, f)
+		return yes
 	}
-	k.Addr = anyAddr(k.Addr)
-	yes, _ := c.decide(k, f)
-	return yes
+	return (c.remote[k.Addr] || c.moved[k.Addr]) && c.staleRemote(port, f)
+}
+
+// staleRemote is stale for a flow to a node port at another node's address. Where that node serves it, a translated
+// flow is one from before: it would go on past that node.
+func (c cutter) staleRemote(port Key, f conntrack.Flow) bool {
+	at := f.Destination.Addr()
+	now, ok := c.now[port]
+	if !ok && c.moved[at] {
+		now, ok = c.ports[port]
+	}
+	switch {
+	case !ok:
+		past := c.past[port]
+		return past.Frontend != nil && past.Remote && past.has(f)
+	case c.remote[at] && (now.Frontend == nil || now.Remote): // of TCP it isn't known: what only opens loses nothing
+		return now.Frontend == nil || !now.has(f)
+	}
+	return translated(f)
 }
 
 // decide reports whether a flow of an entry is stale, if the entry is known.

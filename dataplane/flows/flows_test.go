@@ -39,9 +39,17 @@ func TestStale(t *testing.T) {
 			key("10.96.0.9:9", model.SCTP):  leads(pool("10.1.0.1:9"), pool("10.1.0.1:9")),
 			key("[fd00::53]:53", model.UDP): leads(pool("[fd01::1]:53"), pool("[fd01::1]:53")),
 		},
-		past: map[Key]Allowed{key("10.96.0.54:53", model.UDP): leads(pool("10.1.0.7:53"), pool("10.1.0.8:53"))},
-		own:  map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
+		past:   map[Key]Allowed{key("10.96.0.54:53", model.UDP): leads(pool("10.1.0.7:53"), pool("10.1.0.8:53"))},
+		own:    map[netip.Addr]bool{netip.MustParseAddr("10.0.0.1"): true},
+		remote: map[netip.Addr]bool{netip.MustParseAddr("10.0.0.3"): true},
 	}
+	remote := leads(pool("10.1.0.1:53"), pool())
+	remote.Remote = true
+	c.now[key("0.0.0.0:30054", model.UDP)] = remote
+	gone := netip.MustParseAddr("10.0.0.4")
+	c.moved = map[netip.Addr]bool{netip.MustParseAddr("10.0.0.5"): true, gone: true}
+	c.remote[netip.MustParseAddr("10.0.0.5")] = true
+	c.ports = map[Key]Allowed{key("0.0.0.0:30055", model.UDP): remote}
 	for _, f := range []struct {
 		proto           model.Protocol
 		to, replySource string
@@ -62,6 +70,18 @@ func TestStale(t *testing.T) {
 		{model.UDP, "10.0.0.1:30053", "10.1.0.2:53", true, "a node port to a backend that went"},
 		{model.UDP, "10.0.0.1:30053", "10.1.0.1:53", false, "a node port to a backend"},
 		{model.UDP, "10.0.0.2:30053", "10.1.0.2:53", false, "another host's port of that number"},
+		{model.UDP, "10.0.0.3:30054", "10.1.0.2:53", true, "another node's node port to a backend that went"},
+		{model.UDP, "10.0.0.3:30054", "10.1.0.1:53", false, "another node's node port to a backend"},
+		{model.UDP, "10.0.0.3:30054", "10.0.0.3:30054", true, "another node's node port that it served itself"},
+		{model.UDP, "10.0.0.3:30053", "10.1.0.1:53", true, "a node port that another node serves itself from now on"},
+		{model.UDP, "10.0.0.3:30053", "10.0.0.3:30053", false, "a node port that another node serves itself"},
+		{model.UDP, "10.0.0.4:30055", "10.1.0.1:53", true, "an address that is another node's no more"},
+		{model.UDP, "10.0.0.4:30055", "10.0.0.4:30055", false, "an address that is another node's no more, which serves"},
+		{model.UDP, "10.0.0.5:30055", "10.0.0.5:30055", true, "an address that is another node's from now on"},
+		{model.UDP, "10.0.0.5:30055", "10.1.0.1:53", false, "an address of another node, to a backend"},
+		{model.UDP, "10.0.0.3:30055", "10.0.0.3:30055", false, "a node port that didn't change, at an address that didn't"},
+		{model.UDP, "10.0.0.5:30056", "10.1.0.1:53", false, "a port of another node that is no node port"},
+		{model.UDP, "10.0.0.2:30054", "10.1.0.2:53", false, "the port of a host that is no node"},
 		{model.UDP, "[fd00::53]:53", "[fd01::2]:53", true, "IPv6"},
 		{model.UDP, "10.96.0.54:53", "10.1.0.7:53", true, "the Service went, and this was its backend"},
 		{model.UDP, "10.96.0.54:53", "10.1.0.9:53", false, "the Service went, but this flow was another's"},
@@ -104,6 +124,30 @@ func TestStaleTCP(t *testing.T) {
 	}
 }
 
+// A cutter knows other nodes' addresses and node ports from the facts that became true.
+func TestCutterLearnsFromFacts(t *testing.T) {
+	at, other := Fact{Key: Key{Addr: netip.MustParseAddr("10.0.0.3")}}, Fact{Key: key("10.96.0.1:53", model.UDP)}
+	port, tcp := Fact{Key: key("0.0.0.0:30053", model.UDP)}, Fact{Key: key("0.0.0.0:30080", model.TCP)}
+	p := &Plane{remote: map[netip.Addr]bool{}, ports: map[Key]Allowed{}}
+	facts := []Fact{at, port, tcp, other}
+	c := p.cutter()
+	for _, f := range facts {
+		c.add(f)
+	}
+	if len(c.now) != 3 || len(c.past) != 0 || !c.moved[at.Key.Addr] || !p.remote[at.Key.Addr] || len(p.ports) != 2 {
+		t.Errorf("added: %+v, %+v", c, p)
+	}
+	c = p.cutter()
+	for _, f := range facts {
+		if cuts := c.remove(f); cuts == (f == tcp) {
+			t.Errorf("flows may be cut for %v: %t", f.Key, cuts)
+		}
+	}
+	if len(c.now) != 0 || len(c.past) != 2 || !c.moved[at.Key.Addr] || len(p.remote)+len(p.ports) != 0 {
+		t.Errorf("removed: %+v, %+v", c, p)
+	}
+}
+
 // TCP has one fact for a frontend, whatever its backends: their changes cost nothing.
 func TestRender(t *testing.T) {
 	p := &Plane{}
@@ -117,6 +161,10 @@ func TestRender(t *testing.T) {
 		if len(facts) != 1 || (facts[0].Value != Allowed{}) != allows {
 			t.Errorf("%s: %v", proto, facts)
 		}
+	}
+	node := &model.ServiceNode{RemoteNodePorts: []netip.Addr{netip.MustParseAddr("10.0.0.3")}}
+	if facts := p.Render(node); len(facts) != 1 {
+		t.Errorf("another node's address: %v", facts)
 	}
 	if got := p.Render(&model.Pool{}); got != nil {
 		t.Errorf("a pool has facts: %v", got)

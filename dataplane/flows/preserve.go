@@ -45,15 +45,20 @@ func Preserve(tables ...string) error {
 	})
 }
 
-// Entries are where frontends are.
+// Entries are where frontends are, and, without a port, other nodes' addresses at which node ports are served.
 type Entries map[model.Entry]bool
 
 // EntriesOf returns those of a model's parts.
 func EntriesOf(parts []model.ServicePart) Entries {
 	l := Entries{}
 	for _, p := range parts {
-		if f, ok := p.(*model.Frontend); ok {
-			l[f.Entry] = true
+		switch v := p.(type) {
+		case *model.Frontend:
+			l[v.Entry] = true
+		case *model.ServiceNode:
+			for _, a := range v.RemoteNodePorts {
+				l[model.Entry{Addr: a}] = true
+			}
 		}
 	}
 	return l
@@ -62,7 +67,7 @@ func EntriesOf(parts []model.ServicePart) Entries {
 // has reports whether a flow goes to one. own are the node's addresses.
 func (l Entries) has(f conntrack.Flow, own map[netip.Addr]bool) bool {
 	e := model.Entry{Addr: f.Destination.Addr(), Port: f.Destination.Port(), Protocol: model.Protocol(f.Protocol)}
-	if l[e] || !own[e.Addr] {
+	if l[e] || !own[e.Addr] && !l[model.Entry{Addr: e.Addr}] {
 		return l[e]
 	}
 	e.Addr = anyAddr(e.Addr)

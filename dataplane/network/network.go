@@ -1,4 +1,4 @@
-// Package network is what the data planes of the pod network share: batches of rtnetlink requests whose refusals are
+// Package network is what the data planes of the pod network share: batches of rtnetlink requests whose rejections are
 // those of facts, and a watch for what others change.
 package network
 
@@ -23,7 +23,7 @@ type Batch[K dataplane.Key] struct {
 	refused  map[K]error
 }
 
-// portion is how many bytes of requests are sent at once: refusals of all of them fit in a socket's usual buffer.
+// portion is how many bytes of requests are sent at once: rejections of all of them fit in a socket's usual buffer.
 const portion = 8 << 10
 
 // Add adds the requests that f adds, as those of fact k.
@@ -76,6 +76,10 @@ const (
 	NodeRoutes = 0xfa // to other nodes
 	PodRoutes  = 0xfb // to this node's pods
 )
+
+// UnderlayMark is the bit of a packet's mark by which a pod's reply to another node's own address goes by the underlay
+// though that node is behind the tunnel: its connection was translated on this node, so that it came by the underlay.
+const UnderlayMark = 0x20000000
 
 // ConcernsRoutes reports whether a message is about a route of a protocol, or one that another program may have put in
 // its place: the kernel doesn't say what went.

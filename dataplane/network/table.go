@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"strings"
 
 	table "fairlead.dev/fairlead/dataplane/nft"
 	"fairlead.dev/fairlead/kernel/nftables"
@@ -19,7 +20,7 @@ func (k TableKey) Rank() int {
 	case table.KindElement:
 		return 3
 	case table.KindChain:
-		if k.Name == Hooked {
+		if strings.HasPrefix(k.Name, Hooked) {
 			return 4
 		}
 		return 2
@@ -30,7 +31,7 @@ func (k TableKey) Rank() int {
 // Foundation implements dataplane.Foundation: with a table of another layout goes all that it holds.
 func (k TableKey) Foundation() bool { return k.Kind == table.KindTable }
 
-// Hooked is the name of the one chain of a table that sees packets by itself.
+// Hooked is the name of the chain of a table that sees packets by itself, or with which the names of such chains begin.
 const Hooked = "hook"
 
 // Table is a plane on one nf_tables table in one network namespace, but for its Render. It is owned where the kernel
@@ -40,10 +41,10 @@ type Table struct {
 	conn     *nftables.Conn
 }
 
-// Declare returns the declaration of a table whose chain Hooked has a hook.
-func Declare(name, layout string, hook nftables.Hook, sets ...nftables.Set) *table.Table[TableKey] {
+// Declare returns the declaration of a table whose chains have these hooks by name, each of which begins with Hooked.
+func Declare(name, layout string, hooks map[string]*nftables.Hook, sets ...nftables.Set) *table.Table[TableKey] {
 	t := &table.Table[TableKey]{Name: name, Layout: layout, Sets: map[string]nftables.Set{},
-		Hooks: map[string]*nftables.Hook{Hooked: &hook}, Of: func(k table.Key) TableKey { return TableKey{k} }}
+		Hooks: hooks, Of: func(k table.Key) TableKey { return TableKey{k} }}
 	for _, s := range sets {
 		t.Sets[s.Name] = s
 	}

@@ -76,6 +76,7 @@ type Table[K PlaneKey] struct {
 	Hooks   map[string]*nftables.Hook     // of the chains that see packets by themselves; one changes with Layout only
 	Private func(name string) bool        // sets whose elements, and chains that, are no facts; nil: none
 	Initial map[string][]nftables.Element // of private sets: what they hold when they are made
+	Besides func(*nftables.Tx)            // what each transaction does at its end; nil: nothing
 	Of      func(Key) K
 }
 
@@ -206,6 +207,9 @@ func (t *Table[K]) transaction(c *nftables.Conn, put, del []Fact[K]) (*nftables.
 		t.own(&tx)
 	}
 	t.Compose(&tx, w)
+	if t.Besides != nil {
+		t.Besides(&tx)
+	}
 	return &tx, nil
 }
 

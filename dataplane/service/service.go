@@ -14,6 +14,11 @@ var (
 		Text: "Packets that connection tracking calls invalid are not dropped, as in " +
 			"kube-proxy's mode nftables: where these reset connections, set conntrack.tcpBeLiberal. See " +
 			"fairlead_conntrack_invalid_packets_total."}
+	// of planes that don't serve node ports at other nodes' addresses
+	RemarkRemote = model.Remark{ID: "remote-node-ports",
+		Text: "Node ports at other nodes' addresses are served by those nodes, which masquerade: endpoints, and network " +
+			"policies there, see the other node instead of the client.",
+		About: &model.Packets{NodePorts: true, Origins: model.OriginsOf(model.FromNode, model.FromPod)}}
 )
 
 // PodsBypass is why planes that translate in the node's network stack can't serve pods that are connected by ipvlan.

@@ -15,11 +15,6 @@ import (
 // last.
 type Restore struct{ declared, removed, added, led, gone bytes.Buffer }
 
-// Len returns about how many bytes the input has.
-func (r *Restore) Len() int {
-	return r.declared.Len() + r.removed.Len() + r.added.Len() + r.led.Len() + r.gone.Len()
-}
-
 // Finish appends the table's part to b, if there is anything.
 func (r *Restore) Finish(b *bytes.Buffer, table string) {
 	if r.declared.Len()+r.removed.Len()+r.led.Len() == 0 {

@@ -215,7 +215,7 @@ func TestReproducible(t *testing.T) {
 }
 
 // What would not run is refused.
-func TestRefusals(t *testing.T) {
+func TestRejections(t *testing.T) {
 	dynamic, err := exec.LookPath("tar")
 	if err != nil {
 		t.Fatal(err)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// explain adds the advice to an error of the kernel.
-func explain(err error) error {
+// Explain adds the advice to an error of the kernel.
+func Explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {
 	case errors.As(err, &refused):

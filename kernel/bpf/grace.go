@@ -15,12 +15,12 @@ func NewGrace() (*Grace, error) {
 	of := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	inner, err := ebpf.NewMap(of)
 	if err != nil {
-		return nil, fmt.Errorf("bpf: make a map: %w", explain(err))
+		return nil, fmt.Errorf("bpf: make a map: %w", Explain(err))
 	}
 	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: of})
 	if err != nil {
 		inner.Close()
-		return nil, fmt.Errorf("bpf: make a map of maps: %w", explain(err))
+		return nil, fmt.Errorf("bpf: make a map of maps: %w", Explain(err))
 	}
 	return &Grace{outer, inner}, nil
 }

@@ -6,52 +6,6 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// pinNames are the names of maps' pins. They stay as they were when maps had other names, so that an upgrade and a
-// downgrade find each other's maps.
-var pinNames = map[string]string{
-	serviceMapFlServices:    "frontends",
-	serviceMapFlPools:       "pools",
-	serviceMapFlBackends:    "slots",
-	serviceMapFlPrefixes:    "places",
-	serviceMapFlPodIfaces:   "pod_interfaces",
-	serviceMapFlAffinity:    "affinity",
-	serviceMapFlPeerNames:   "names",
-	serviceMapFlSkPeer:      "named",
-	serviceMapFlUdpPeers:    "connected",
-	serviceMapFlSkFlows:     "peers",
-	serviceMapFlOpenSockets: "loads",
-	serviceMapFlSkCounted:   "counted",
-	serviceMapFlNetnsAddrs:  "homes",
-	serviceMapFlTrace:       "traced",
-	serviceMapFlEvents:      "events",
-	deviceMapFlNatDst:       "destinations",
-	deviceMapFlNatSrc:       "sources",
-	deviceMapFlPortBits:     "ports",
-	deviceMapFlAddrBits:     "addresses",
-	deviceMapFlNodeUdp:      "fl_node_udp",
-	deviceMapFlFragments:    "fragments",
-	deviceMapFlPackets:      "packets",
-	deviceMapFlLookup:       "question",
-	deviceMapFlRoutes:       "lanes",
-	deviceMapFlPolicyCalls:  "fl_policy_calls",
-	deviceMapFlPods:         "pods",
-	deviceMapFlUplinks:      "uplinks",
-	deviceMapFlAllowedSrc:   "permitted",
-	deviceMapFlUnmatched:    "unmatched",
-	deviceMapFlChanges:      "changes",
-	deviceMapFlMasqRanges:   "fl_masq_ranges",
-}
-
-// state is the maps that packets and sockets write, and those that the planes of policies and of the pod network write.
-// They don't go with a layout: an upgrade finds what it needs to go on.
-var state = map[string]bool{
-	serviceMapFlAffinity: true, serviceMapFlUdpPeers: true, serviceMapFlNetnsAddrs: true, serviceMapFlSkPeer: true,
-	serviceMapFlSkFlows: true, serviceMapFlPeerNames: true, serviceMapFlOpenSockets: true, serviceMapFlSkCounted: true,
-	deviceMapFlNatDst: true, deviceMapFlNatSrc: true, deviceMapFlFragments: true, deviceMapFlPortBits: true,
-	deviceMapFlAddrBits: true, deviceMapFlNodeUdp: true, deviceMapFlPackets: true, deviceMapFlLookup: true,
-	deviceMapFlRoutes: true, deviceMapFlPolicyCalls: true, deviceMapFlMasqRanges: true,
-}
-
 // formerNames are types of state maps under the names that they and their fields had when the forms of pins were made
 // of these.
 var formerNames = map[string]string{

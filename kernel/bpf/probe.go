@@ -16,8 +16,8 @@ import (
 // Probe checks the kernel for what the programs need, and returns an error that names everything missing, with the
 // version of Linux that has it.
 var Probe = sync.OnceValue(func() error {
-	if lacking := lackingCapabilities(); len(lacking) > 0 { // without them the kernel answers as if it lacked features
-		return fmt.Errorf("bpf: without %s: %w", strings.Join(lacking, ", "), explain(unix.EPERM))
+	if err := Capable(); err != nil {
+		return err
 	}
 	var errs []error
 	need := func(err error, what string) {
@@ -25,7 +25,7 @@ var Probe = sync.OnceValue(func() error {
 		case errors.Is(err, ebpf.ErrNotSupported):
 			errs = append(errs, fmt.Errorf("bpf: this kernel lacks %s; use another mode", what))
 		case err != nil:
-			errs = append(errs, fmt.Errorf("bpf: look for %s: %w", what, explain(err)))
+			errs = append(errs, fmt.Errorf("bpf: look for %s: %w", what, Explain(err)))
 		}
 	}
 	if _, err := btf.LoadKernelSpec(); err != nil {
@@ -57,6 +57,15 @@ var Probe = sync.OnceValue(func() error {
 	)
 	return errors.Join(errs...)
 })
+
+// Capable returns an error where the calling thread lacks capabilities: without them the kernel answers as if it lacked
+// features.
+func Capable() error {
+	if lacking := lackingCapabilities(); len(lacking) > 0 {
+		return fmt.Errorf("bpf: without %s: %w", strings.Join(lacking, ", "), Explain(unix.EPERM))
+	}
+	return nil
+}
 
 // lackingCapabilities returns the names of the missing capabilities of the calling thread.
 func lackingCapabilities() (names []string) {
@@ -94,3 +103,44 @@ var Lacks = sync.OnceValue(func() (lacks []string) {
 	}
 	return lacks
 })
+
+// ProbeDevices checks the kernel for what the programs for packets need besides, and returns an error that names what
+// is missing.
+var ProbeDevices = sync.OnceValue(func() error {
+	var errs []error
+	need := func(err error, what string) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("bpf: this kernel lacks %s: %w", what, err))
+		}
+	}
+	need(features.HaveProgramType(ebpf.SchedCLS), "programs at devices (4.1)")
+	need(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnSkcLookupTcp), "the look-up of sockets (5.2)")
+	need(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs), "a coarse clock (5.11)")
+	if major, minor := release(); major < 6 || major == 6 && minor < 7 {
+		errs = append(
+			errs,
+			fmt.Errorf(
+				"bpf: Linux %d.%d lacks links to devices (6.6) and source addresses in look-ups of routes (6.7)",
+				major,
+				minor,
+			),
+		)
+	}
+	return errors.Join(errs...)
+})
+
+// Preempts reports whether this kernel's work on packets may be preempted by other such work (PREEMPT_RT): then what
+// programs store by processor may change while they read it.
+func Preempts() bool {
+	var u unix.Utsname
+	return unix.Uname(&u) != nil || strings.Contains(unix.ByteSliceToString(u.Version[:]), "PREEMPT_RT")
+}
+
+// release returns the kernel's version.
+func release() (major, minor int) {
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor)
+	}
+	return major, minor
+}

@@ -1,4 +1,5 @@
-// Package ipset reads and writes IP sets of one network namespace: those of type hash:net, whose elements are prefixes.
+// Package ipset reads and writes IP sets of one network namespace: those of type hash:net, whose elements are prefixes,
+// and hash:net,iface, whose elements are prefixes by a device.
 // Sets of other types, owners and revisions are left alone: their elements are never read.
 //
 // Written against include/uapi/linux/netfilter/ipset/ip_set.h and net/netfilter/ipset/ip_set_core.c.
@@ -20,12 +21,14 @@ import (
 // Commands, attributes and flags of ip_set.h.
 const (
 	cmdCreate, cmdDestroy, cmdList, cmdAdd, cmdDel = 2, 3, 7, 9, 10
+	cmdType                                        = 13
 
 	attrProtocol, attrName, attrType, attrRevision = 1, 2, 3, 4
 	attrFamily, attrFlags, attrData, attrADT       = 5, 6, 7, 8
+	attrLine                                       = 9
 	attrIP, attrCIDR, attrTimeout, attrElementFlag = 1, 3, 6, 8
 	attrHashSize, attrMaxElements, attrElements    = 18, 19, 24
-	attrIPv4, attrIPv6                             = 1, 2
+	attrIPv4, attrIPv6, attrDevice                 = 1, 2, 23
 
 	listNames, listHeaders = 1 << 1, 1 << 2
 	flagNoMatch            = 1 << 2
@@ -35,7 +38,8 @@ const (
 const (
 	protocol = 6 // of the messages, which every kernel speaks since Linux 2.6.39
 	typeName = "hash:net"
-	revision = 2 // of the type: the first with elements that don't match
+	byDevice = "hash:net,iface"
+	revision = 2 // of both types: the first with elements that don't match, and with /0 by a device
 	hashSize = 64
 	// MaxElements is how many elements a set can hold. Memory follows what it does hold.
 	MaxElements = 1 << 20
@@ -54,7 +58,7 @@ const (
 // why returns an error with words for the kernel's own numbers.
 func why(err error) error {
 	for e, text := range map[unix.Errno]string{
-		4098:        "the kernel lacks sets of type " + typeName + " (CONFIG_IP_SET_HASH_NET)",
+		4098:        "the kernel lacks sets of this type (CONFIG_IP_SET_HASH_NET, CONFIG_IP_SET_HASH_NETIFACE)",
 		errMaxSets:  "the kernel has no room for another set, of 65,535: remove some that nothing uses",
 		errBusy:     "a rule uses it",
 		4102:        "a set of another type has that name",
@@ -70,15 +74,26 @@ func why(err error) error {
 
 // Set is a set of prefixes of one family.
 type Set struct {
-	Name    string        // at most 31 bytes
-	IPv6    bool          // else of IPv4
-	Timeout time.Duration // of elements, rounded to seconds; 0: none
+	Name     string        // at most 31 bytes
+	IPv6     bool          // else of IPv4
+	Timeout  time.Duration // of elements, rounded to seconds; 0: none
+	Devices  bool          // elements are prefixes by a device
+	Elements int           // about how many it will have: a set that grows waits for all processors, each time
 }
 
-// Element is a prefix in a set: not /0.
+// typeName returns the name of the set's type.
+func (s Set) typeName() string {
+	if s.Devices {
+		return byDevice
+	}
+	return typeName
+}
+
+// Element is a prefix in a set: /0 by a device alone.
 type Element struct {
 	Prefix  netip.Prefix
-	NoMatch bool // its addresses match no shorter prefix of the set
+	NoMatch bool   // its addresses match no shorter prefix of the set
+	Device  string // of a set of Devices
 }
 
 // Conn speaks of the sets of one network namespace.
@@ -136,6 +151,19 @@ func (c *Conn) Names(prefix string) (names []string, err error) {
 	return names, nil
 }
 
+// HasDevices returns an error where the kernel has no sets of prefixes by a device.
+func (c *Conn) HasDevices() error {
+	err := c.s.Request(kind(cmdType), 0, func(b *netlink.Buffer) {
+		head(b)
+		b.Text(attrType, byDevice)
+		b.Uint8(attrFamily, unix.NFPROTO_IPV4)
+	}, func(netlink.Message) {})
+	if err != nil {
+		return fmt.Errorf("ipset: look up type %s: %w", byDevice, why(err))
+	}
+	return nil
+}
+
 // Counts returns how many elements the sets have whose names begin with a prefix, without those of sets with a timeout.
 func (c *Conn) Counts(prefix string) (counts map[string]int, err error) {
 	counts = map[string]int{}
@@ -156,7 +184,8 @@ func (c *Conn) Read(name string) (set Set, elements []Element, ours bool, err er
 	set.Name = name
 	err = c.list(name, 0, func(b []byte) {
 		if t := netlink.Find(b, attrType); t != nil {
-			ours = netlink.Text(t) == typeName && netlink.Uint(netlink.Find(b, attrRevision)) == revision
+			set.Devices = netlink.Text(t) == byDevice
+			ours = netlink.Text(t) == set.typeName() && netlink.Uint(netlink.Find(b, attrRevision)) == revision
 			set.IPv6 = netlink.Uint(netlink.Find(b, attrFamily)) == unix.NFPROTO_IPV6
 			set.Timeout = time.Duration(netlink.BE(netlink.Find(netlink.Find(b, attrData), attrTimeout))) * time.Second
 		}
@@ -174,7 +203,7 @@ func (c *Conn) Read(name string) (set Set, elements []Element, ours bool, err er
 
 // parse returns the element that attributes are of.
 func parse(b []byte) (e Element, ok bool) {
-	bits, flags := -1, uint32(0)
+	bits, flags, device := -1, uint32(0), ""
 	var a netip.Addr
 	for t, v := range netlink.Attributes(b) {
 		switch t {
@@ -186,6 +215,8 @@ func parse(b []byte) (e Element, ok bool) {
 			bits = int(netlink.Uint(v))
 		case attrElementFlag:
 			flags = uint32(netlink.BE(v))
+		case attrDevice:
+			device = netlink.Text(v)
 		}
 	}
 	if !ok {
@@ -194,15 +225,31 @@ func parse(b []byte) (e Element, ok bool) {
 	if bits < 0 {
 		bits = a.BitLen()
 	}
-	e = Element{netip.PrefixFrom(a, bits), flags&flagNoMatch != 0}
+	e = Element{netip.PrefixFrom(a, bits), flags&flagNoMatch != 0, device}
 	return e, e.Prefix.IsValid()
 }
 
-// Batch is changes of sets, which the kernel makes one by one.
-type Batch struct{ b netlink.Batch }
+// Batch is changes of sets, which the kernel makes one by one. Changes of one set's elements that follow one another
+// are few requests: for each, the kernel compares the names of all sets.
+type Batch struct {
+	b      netlink.Batch
+	groups map[int]*group // by request
+	last   *group         // that isn't a request yet
+	n      int
+}
+
+// group is changes of elements of one set.
+type group struct {
+	command  uint16
+	set      string
+	elements []Element
+}
+
+// mostElements is how many elements a request has at most.
+const mostElements = 256
 
 // Len returns the number of changes.
-func (b *Batch) Len() int { return b.b.Len() }
+func (b *Batch) Len() int { return b.n }
 
 // Create adds the creation of a set; one that exists alike is left as it is.
 func (b *Batch) Create(s Set) {
@@ -210,14 +257,16 @@ func (b *Batch) Create(s Set) {
 	if s.IPv6 {
 		family = unix.NFPROTO_IPV6
 	}
+	b.flush()
+	b.n++
 	b.b.Add(kind(cmdCreate), unix.NLM_F_CREATE, func() string { return "create set " + s.Name }, func(m *netlink.Buffer) {
 		head(m)
 		m.Text(attrName, s.Name)
-		m.Text(attrType, typeName)
+		m.Text(attrType, s.typeName())
 		m.Uint8(attrRevision, revision)
 		m.Uint8(attrFamily, family)
 		m.Nest(attrData, func() {
-			m.BE32(attrHashSize|byteOrder, hashSize)
+			m.BE32(attrHashSize|byteOrder, uint32(max(hashSize, s.Elements)))
 			m.BE32(attrMaxElements|byteOrder, MaxElements)
 			if s.Timeout > 0 {
 				m.BE32(attrTimeout|byteOrder, uint32(s.Timeout/time.Second))
@@ -228,6 +277,8 @@ func (b *Batch) Create(s Set) {
 
 // Destroy adds the removal of a set. That there is none is no error.
 func (b *Batch) Destroy(name string) {
+	b.flush()
+	b.n++
 	b.b.Add(kind(cmdDestroy), 0, func() string { return "destroy set " + name }, func(m *netlink.Buffer) {
 		head(m)
 		m.Text(attrName, name)
@@ -235,41 +286,94 @@ func (b *Batch) Destroy(name string) {
 }
 
 // Put adds an element to a set, or changes whether it matches.
-func (b *Batch) Put(set string, e Element) { b.element(cmdAdd, "add to", set, e) }
+func (b *Batch) Put(set string, e Element) { b.element(cmdAdd, set, e) }
 
 // Delete adds the removal of an element. That there is none, or no set, is no error.
-func (b *Batch) Delete(set string, e Element) {
-	b.element(cmdDel, "delete from", set, e, unix.ENOENT, errExists)
+func (b *Batch) Delete(set string, e Element) { b.element(cmdDel, set, e) }
+
+func (b *Batch) element(command uint16, set string, e Element) {
+	if g := b.last; g == nil || g.command != command || g.set != set || len(g.elements) == mostElements {
+		b.flush()
+		b.last = &group{command: command, set: set}
+	}
+	b.last.elements = append(b.last.elements, e)
+	b.n++
 }
 
-func (b *Batch) element(command uint16, verb, set string, e Element, fine ...unix.Errno) {
-	said := func() string { return fmt.Sprintf("%s set %s: %s", verb, set, e.Prefix) }
-	b.b.Add(kind(command), 0, said, func(m *netlink.Buffer) {
+// flush makes a request of the last group.
+func (b *Batch) flush() {
+	g := b.last
+	if g == nil {
+		return
+	}
+	b.last = nil
+	var fine []unix.Errno
+	if g.command == cmdDel {
+		fine = []unix.Errno{unix.ENOENT, errExists}
+	}
+	if b.groups == nil {
+		b.groups = map[int]*group{}
+	}
+	b.groups[b.b.Len()] = g
+	b.b.Add(kind(g.command), 0, g.String, func(m *netlink.Buffer) {
 		head(m)
-		m.Text(attrName, set)
-		m.Nest(attrData, func() {
-			m.Nest(attrIP, func() {
-				if a := e.Prefix.Addr(); a.Is4() {
-					m.Bytes(attrIPv4|byteOrder, a.AsSlice())
-				} else {
-					m.Bytes(attrIPv6|byteOrder, a.AsSlice())
-				}
-			})
-			m.Uint8(attrCIDR, uint8(e.Prefix.Bits()))
-			if e.NoMatch {
-				m.Bytes(attrElementFlag|byteOrder, binary.BigEndian.AppendUint32(nil, flagNoMatch))
+		m.Text(attrName, g.set)
+		m.Uint32(attrLine, 0) // beside attrADT; without lines of elements nothing comes of it
+		m.Nest(attrADT, func() {
+			for _, e := range g.elements {
+				m.Nest(attrData, func() { e.write(m) })
 			}
 		})
 	}, fine...)
 }
 
-// Apply makes the changes in their order, and tries all. The error has everything that the kernel refuses.
+// String returns what the group does.
+func (g *group) String() string {
+	verb := "add to"
+	if g.command == cmdDel {
+		verb = "delete from"
+	}
+	return fmt.Sprintf("%s set %s: %s", verb, g.set, g.elements[0].Prefix)
+}
+
+func (e Element) write(m *netlink.Buffer) {
+	m.Nest(attrIP, func() {
+		if a := e.Prefix.Addr(); a.Is4() {
+			m.Bytes(attrIPv4|byteOrder, a.AsSlice())
+		} else {
+			m.Bytes(attrIPv6|byteOrder, a.AsSlice())
+		}
+	})
+	m.Uint8(attrCIDR, uint8(e.Prefix.Bits()))
+	if e.Device != "" {
+		m.Text(attrDevice, e.Device)
+	}
+	if e.NoMatch {
+		m.Bytes(attrElementFlag|byteOrder, binary.BigEndian.AppendUint32(nil, flagNoMatch))
+	}
+}
+
+// Apply makes the changes in their order, and tries all. The error has everything that the kernel refuses. It makes
+// what follows a refused element in a request at the end, one by one.
 func (c *Conn) Apply(b *Batch) error {
+	b.flush()
 	b.b.Portion = portion
+	var single Batch
 	var errs []error
 	err := c.s.Run(&b.b, func(i int, err error) {
-		errs = append(errs, fmt.Errorf("ipset: %s: %w", b.b.Said(i), why(err)))
+		g := b.groups[i]
+		if g == nil || len(g.elements) == 1 {
+			errs = append(errs, fmt.Errorf("ipset: %s: %w", b.b.Said(i), why(err)))
+			return
+		}
+		for _, e := range g.elements {
+			single.element(g.command, g.set, e)
+			single.flush()
+		}
 	})
+	if single.n > 0 {
+		err = errors.Join(err, c.Apply(&single))
+	}
 	return errors.Join(append(errs, err)...)
 }
 

@@ -117,6 +117,11 @@ func trace(ctx context.Context, v Variant, prefix string) (t traces, err error) 
 		}
 		for line := range strings.Lines(string(out)) {
 			t.rules += count(strings.HasPrefix(line, "-A "))
+			if _, is := foreign(line); is && !t.ours {
+				if t.ours, err = c.Chains(prefix); err != nil {
+					return t, err
+				}
+			}
 			chain, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " ")
 			t.ours = t.ours || line[0] == ':' && strings.HasPrefix(chain, prefix)
 			for _, h := range hints {

@@ -65,6 +65,21 @@ func foreign(line string) (name string, ok bool) {
 	return name, strings.HasPrefix(rest, " is incompatible")
 }
 
+// listed adds what the option -S prints of chains.
+func (t *Table) listed(text string) error {
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\r\n")
+		said := line
+		if strings.HasPrefix(line, "-N ") || strings.HasPrefix(line, "-P ") {
+			said = ":" + line[len("-N "):] + " "
+		}
+		if wrong := t.line(said); wrong != "" {
+			return fmt.Errorf("%q: %s", line, wrong)
+		}
+	}
+	return nil
+}
+
 // line reads a line that declares a chain or adds a rule, and says what is wrong with it, or "".
 func (t *Table) line(line string) (wrong string) {
 	if name, ok := strings.CutPrefix(line, ":"); ok {

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"encoding/binary"
 	"os"
 	"os/exec"
@@ -140,6 +141,8 @@ func TestProbe(t *testing.T) {
 			{"ip6tables-nft", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"}}, NFT},
 		{"our chain", [][]string{{"iptables-nft", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY"},
 			{"ip6tables-legacy", "-t", "nat", "-N", "OURS-A"}}, Legacy},
+		{"our chain in a table that can't be printed", [][]string{{"iptables-legacy", "-A", "INPUT", "-j", "ACCEPT"},
+			{"iptables-nft", "-N", "OURS-A"}, {"nft", "add rule ip filter OURS-A " + unprintable}}, NFT},
 	} {
 		netnstest.Do(t, func() {
 			for _, cmd := range c.commands {
@@ -158,6 +161,62 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+// unprintable is a rule of nft that the iptables commands can't print.
+const unprintable = "ct state vmap { invalid : drop }"
+
+// Of a table that save can't print, our chains and built-in ones are read, and what leads to ours is removed.
+func TestSaveOfUnprintableTable(t *testing.T) {
+	netnstest.Do(t, func() {
+		c, err := Open(NFT, "OURS-", "filter")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		restore := func(lines string) {
+			if err := c.Restore(t.Context(), IPv4, []byte("*filter\n"+lines+"\nCOMMIT\n")); err != nil {
+				t.Error(err)
+			}
+		}
+		restore(":OURS-A - [0:0]\n:OURS-B - [0:0]\n-A OURS-A -s 10.0.0.1/32 -m comment --comment \"a b\" -j OURS-B\n" +
+			"-A INPUT -j OURS-A\n-A INPUT -p tcp -j OURS-A\n-A INPUT -g OURS-B\n-A OUTPUT -p tcp -j OURS-A")
+		const long = "a-name-that-iptables-finds-too-long"
+		for chain, rule := range map[string]string{"INPUT": unprintable, "OURS-B": unprintable, "THEIRS": unprintable,
+			long: "jump OURS-A"} {
+			for _, text := range []string{"add chain ip filter " + chain, "add rule ip filter " + chain + " " + rule} {
+				if out, err := exec.Command("nft", text).CombinedOutput(); err != nil {
+					t.Errorf("%s: %v: %s", text, err, out)
+				}
+			}
+		}
+		rules := func() map[string][]string {
+			tables, err := c.Save(t.Context(), IPv4, "filter")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return tables["filter"].Rules
+		}
+		is := rules()
+		in := is["INPUT"]
+		if len(in) != 4 || in[0] != "-j OURS-A" || in[2] != "-g OURS-B" || !strings.HasPrefix(in[1], Unreadable) ||
+			!strings.HasSuffix(in[1], " -j OURS-A") || !strings.HasPrefix(in[3], Unreadable) {
+			t.Errorf("INPUT: %q", in)
+		}
+		if l := is["OURS-B"]; len(l) != 1 || !strings.HasPrefix(l[0], Unreadable) {
+			t.Errorf("OURS-B: %q", l)
+		}
+		if want := []string{`-s 10.0.0.1/32 -m comment --comment "a b" -j OURS-B`}; !slices.Equal(is["OURS-A"], want) ||
+			!slices.Equal(is["OUTPUT"], []string{"-p tcp -j OURS-A"}) || !slices.Equal(is[long], []string{"-j OURS-A"}) ||
+			len(is) != 5 {
+			t.Errorf("%q", is)
+		}
+		restore("-D INPUT " + in[1] + "\n-D INPUT " + in[0])
+		if left := rules()["INPUT"]; !slices.Equal(left, in[2:]) {
+			t.Errorf("left are %q of %q", left, in)
+		}
+	})
+}
+
 func TestWatchReportsForeignChangesOnly(t *testing.T) {
 	for _, v := range []Variant{Legacy, NFT} {
 		netnstest.Do(t, func() {
@@ -166,12 +225,19 @@ func TestWatchReportsForeignChangesOnly(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			defer c.Close()
-			changes, err := c.Watch(t.Context())
+			ctx, stop := context.WithCancel(t.Context())
+			changes, err := c.Watch(ctx)
 			if err != nil {
-				t.Error(err)
+				t.Error(err, c.Close())
+				stop()
 				return
 			}
+			defer func() {
+				stop()
+				for range changes { // it is closed once nothing looks any more
+				}
+				c.Close()
+			}()
 			for _, rule := range []string{"ACCEPT", "RETURN"} {
 				chain := "*nat\n:OURS-A - [0:0]\n-A OURS-A -j " + rule + "\nCOMMIT\n"
 				if err := c.Restore(t.Context(), IPv6, []byte(chain)); err != nil {

@@ -134,7 +134,8 @@ func (c *Conn) Mark() error { return c.witness.mark() }
 func (c *Conn) Watch(ctx context.Context) (<-chan struct{}, error) { return c.witness.watch(ctx) }
 
 // Save reads tables, with one command however many they are. Those that were never used are empty, and reading them
-// makes none.
+// makes none. Of a table with rules of other owners that save can't print, only our chains and those are there that are
+// built in or lead to ours: see Unreadable.
 func (c *Conn) Save(ctx context.Context, f Family, tables ...string) (map[string]*Table, error) {
 	is := map[string]*Table{}
 	for _, t := range tables {
@@ -147,7 +148,7 @@ func (c *Conn) Save(ctx context.Context, f Family, tables ...string) (map[string
 		}
 	}
 	name := f.command(c.Variant, "save")
-	text, err := c.output(ctx, name)
+	text, err := c.output(ctx, nil, name)
 	if err != nil {
 		return nil, err
 	}
@@ -156,20 +157,24 @@ func (c *Conn) Save(ctx context.Context, f Family, tables ...string) (map[string
 		return nil, fmt.Errorf("iptables: %s: %w", name, err)
 	}
 	for t := range is {
-		if there, ok := all[t]; ok && there == nil {
-			return nil, fmt.Errorf("iptables: %s: table %s: %w", name, t, ErrForeign)
-		} else if ok {
+		switch there, ok := all[t]; {
+		case !ok:
+		case there != nil:
 			is[t] = there
+		default:
+			if is[t], err = c.saveOwn(ctx, f, t); err != nil {
+				return nil, fmt.Errorf("iptables: %s: table %s: %w: %w", name, t, ErrForeign, err)
+			}
 		}
 	}
 	return is, nil
 }
 
-// output returns what a command prints.
-func (c *Conn) output(ctx context.Context, name string) (string, error) {
-	cmd := exec.CommandContext(ctx, name)
+// output returns what a command prints that is given input.
+func (c *Conn) output(ctx context.Context, input []byte, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
 	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), &out, &said
 	err := c.ns.Do(cmd.Start)
 	if err == nil {
 		err = cmd.Wait()
@@ -199,6 +204,10 @@ func (c *Conn) Restore(ctx context.Context, f Family, input []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	name := f.command(c.Variant, "restore")
+	input, err := c.removeUnreadable(f, input)
+	if err != nil {
+		return fmt.Errorf("iptables: %s: %w", name, err)
+	}
 	cmd := exec.CommandContext(ctx, name, "--noflush", "--wait", fmt.Sprint(LockWait))
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said

@@ -89,9 +89,11 @@ func (e *events) concerns(m netlink.Message) bool {
 	default:
 		return false
 	}
-	builtIn := slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
-	return strings.HasPrefix(chain, e.prefix) || builtIn && kind >= newRule
+	return strings.HasPrefix(chain, e.prefix) || slices.Contains(builtIn, chain) && kind >= newRule
 }
+
+// builtIn are the chains that the commands have without being told.
+var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
 // counts inspects the sizes of xtables' tables.
 type counts struct {
@@ -127,9 +129,12 @@ func newCounts(tables []string, used func(Family) (string, error)) (*counts, err
 }
 
 func (c *counts) close() (err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, fd := range c.fds {
 		err = errors.Join(err, unix.Close(fd))
 	}
+	clear(c.fds)
 	return err
 }
 

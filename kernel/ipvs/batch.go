@@ -27,7 +27,7 @@ func (b *Batch) request(command uint8, said func() string, body func(m *netlink.
 	}, fine...)
 }
 
-// gone are the refusals of a change of what isn't there.
+// gone are the rejections of a change of what isn't there.
 var gone = []unix.Errno{unix.ESRCH, unix.ENOENT}
 
 // SetService makes a service, or changes the one that is there.

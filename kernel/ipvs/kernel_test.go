@@ -28,7 +28,7 @@ func TestInSecondKernel(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		f    func(*testing.T, *Conn)
-	}{{"read as written", readAsWritten}, {"refusals", refusals}, {"timeout", timeout}, {"many", many}} {
+	}{{"read as written", readAsWritten}, {"refusals", rejections}, {"timeout", timeout}, {"many", many}} {
 		t.Run(test.name, func(t *testing.T) { inNamespace(t, test.f) })
 	}
 }
@@ -130,7 +130,7 @@ func readAsWritten(t *testing.T, c *Conn) {
 }
 
 // A refused request names what was tried, and those around it are made.
-func refusals(t *testing.T, c *Conn) {
+func rejections(t *testing.T, c *Conn) {
 	var b Batch
 	one, two := ServiceID{Mark: 1}, ServiceID{Mark: 2}
 	b.SetService(Service{one, "rr", 0})

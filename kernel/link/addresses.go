@@ -72,9 +72,23 @@ func Own(s *netlink.Socket) (map[netip.Addr]bool, error) {
 
 // address is an address of an interface.
 type address struct {
-	dev  int
-	addr netip.Addr
-	bits int // of its prefix
+	dev       int
+	addr      netip.Addr
+	bits      int  // of its prefix
+	temporary bool // it has a lifetime
+}
+
+// Temporary returns the indexes of the interfaces that have IPv6 addresses with a lifetime, as router advertisements
+// make them.
+func Temporary(s *netlink.Socket) (map[int]bool, error) {
+	all, err := addresses(s)
+	l := map[int]bool{}
+	for _, a := range all {
+		if a.temporary && a.addr.Is6() {
+			l[a.dev] = true
+		}
+	}
+	return l, err
 }
 
 func addresses(s *netlink.Socket) (l []address, err error) {
@@ -85,7 +99,8 @@ func addresses(s *netlink.Socket) (l []address, err error) {
 			if len(m.Body) < unix.SizeofIfAddrmsg {
 				return
 			}
-			a := address{dev: int(binary.NativeEndian.Uint32(m.Body[4:])), bits: int(m.Body[1])}
+			a := address{dev: int(binary.NativeEndian.Uint32(m.Body[4:])), bits: int(m.Body[1]),
+				temporary: m.Body[2]&unix.IFA_F_PERMANENT == 0}
 			for t, v := range m.Attributes(unix.SizeofIfAddrmsg) {
 				// Of a point-to-point interface, IFA_ADDRESS is its peer's.
 				if t == unix.IFA_LOCAL || t == unix.IFA_ADDRESS && !a.addr.IsValid() {

@@ -129,6 +129,56 @@ func Names(s *netlink.Socket) (names map[int]string, err error) {
 	return names, err
 }
 
+// Shape is what an interface is, as far as it says whose packets come in by it.
+type Shape struct {
+	Name   string
+	Peer   bool    // one end of a pair, whose other end is in another network namespace
+	Bridge bool    // a bridge
+	Calls  [2]bool // of a bridge: its own setting has what it forwards pass netfilter, for IPv4 and IPv6
+}
+
+// pairs are the kinds of devices that have another end.
+var pairs = []string{"veth", "netkit"}
+
+// Attributes of a bridge (include/uapi/linux/if_link.h).
+const (
+	bridgeCalls4 = 36 // IFLA_BR_NF_CALL_IPTABLES
+	bridgeCalls6 = 37 // IFLA_BR_NF_CALL_IP6TABLES
+)
+
+// Shapes returns what the interfaces are by their indexes.
+func Shapes(s *netlink.Socket) (shapes map[int]Shape, err error) {
+	err = list(s, func(m netlink.Message) {
+		if index := IndexIn(m); index != 0 {
+			shapes[index] = shapeIn(m)
+		}
+	}, func() { shapes = map[int]Shape{} })
+	return shapes, err
+}
+
+// shapeIn returns what the interface is that a message is about.
+func shapeIn(m netlink.Message) (s Shape) {
+	away := false
+	for t, v := range m.Attributes(unix.SizeofIfInfomsg) {
+		switch t {
+		case unix.IFLA_IFNAME:
+			s.Name = netlink.Text(v)
+		case unix.IFLA_LINK_NETNSID:
+			away = true
+		case unix.IFLA_LINKINFO:
+			kind := netlink.Text(netlink.Find(v, unix.IFLA_INFO_KIND))
+			s.Peer, s.Bridge = slices.Contains(pairs, kind), kind == "bridge"
+			if data := netlink.Find(v, unix.IFLA_INFO_DATA); s.Bridge {
+				s.Calls = [2]bool{isOn(netlink.Find(data, bridgeCalls4)), isOn(netlink.Find(data, bridgeCalls6))}
+			}
+		}
+	}
+	s.Peer = s.Peer && away
+	return s
+}
+
+func isOn(v []byte) bool { return len(v) > 0 && v[0] != 0 }
+
 // NameIn returns the name of the interface that a message is about, "" where it is about none.
 func NameIn(m netlink.Message) string {
 	if m.Type == unix.RTM_NEWLINK || m.Type == unix.RTM_DELLINK {

@@ -6,6 +6,10 @@ import (
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/netlink"
+	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/sandbox/vm/vmtest"
 )
 
@@ -37,6 +41,30 @@ func TestInSecondKernel(t *testing.T) {
 	dev, err := c.AddIPIP("tunnel", netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
 	if check(t, err); index(t, c, "tunnel") != dev {
 		t.Error("the tunnel has another index")
+	}
+}
+
+// TestMarkReversePath sets src_valid_mark of one device.
+func TestMarkReversePath(t *testing.T) {
+	ns, c := space(t)
+	wire, _ := space(t)
+	_, err := c.AddVeth(End{Name: "eth0"}, End{Name: "eth0"}, wire)
+	check(t, err)
+	s, err := netlink.OpenIn(ns, unix.NETLINK_ROUTE)
+	check(t, err)
+	defer s.Close()
+	for _, want := range []bool{false, true} {
+		for name, marks := range map[string]bool{"eth0": want, "lo": false, "none": false} {
+			if got, err := MarksReversePath(s, name); err != nil || got != marks {
+				t.Errorf("%s: %t, %v; want %t", name, got, err, marks)
+			}
+		}
+		var b netlink.Batch
+		MarkReversePath(&b, "eth0")
+		check(t, s.Apply(&b))
+	}
+	if text, err := sysctl.Get(ns, "net/ipv4/conf/eth0/src_valid_mark"); err != nil || text != "1" {
+		t.Errorf("the setting is %q, %v", text, err)
 	}
 }
 

@@ -23,10 +23,10 @@ type Batch struct {
 type request struct {
 	start int
 	said  func() string // what it does, for errors
-	fine  []unix.Errno  // refusals that mean that nothing is left to do
+	fine  []unix.Errno  // rejections that mean that nothing is left to do
 }
 
-// Add adds a request, whose header body follows. said says what it does, for errors; refusals in fine are none.
+// Add adds a request, whose header body follows. said says what it does, for errors; rejections in fine are none.
 func (b *Batch) Add(kind, flags uint16, said func() string, body func(*Buffer), fine ...unix.Errno) {
 	b.requests = append(b.requests, request{len(b.b), said, fine})
 	at := b.b.begin(kind, unix.NLM_F_REQUEST|flags, 0)
@@ -131,7 +131,7 @@ func (s *Socket) replies(b *Batch, from, to int, refused func(i int, err error))
 	return nil
 }
 
-// fine reports whether a refusal of request i means that nothing is left to do.
+// fine reports whether a rejection of request i means that nothing is left to do.
 func (b *Batch) fine(i int, err error) bool {
 	return slices.ContainsFunc(b.requests[i].fine, func(e unix.Errno) bool { return errors.Is(err, e) })
 }

@@ -92,11 +92,19 @@ func setBuffers(fd, size int) error {
 	return errors.Join(set(unix.SO_SNDBUFFORCE, unix.SO_SNDBUF), set(unix.SO_RCVBUFFORCE, unix.SO_RCVBUF))
 }
 
-// Close closes the socket. What was written stays, and what Watch began goes on until its context ends.
+// Close closes the socket. What was written stays, and what Watch began goes on until its context ends. Closed again,
+// it does nothing: the number may be another's file by then.
 func (s *Socket) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return unix.Close(s.fd)
+	if s.fd < 0 {
+		return nil
+	}
+	err := unix.Close(s.fd)
+	if s.fd = -1; err != nil {
+		return fmt.Errorf("close netlink socket: %w", err)
+	}
+	return nil
 }
 
 // Port returns the socket's address: notifications carry it of what its requests cause.
@@ -108,7 +116,7 @@ func (s *Socket) Option(level, name int) (uint64, error) {
 }
 
 // Request sends one request, whose header body follows, and calls f with each message of the reply: a dump's if flags
-// are unix.NLM_F_DUMP. The error is the kernel's refusal, or ErrInterrupted.
+// are unix.NLM_F_DUMP. The error is the kernel's rejection, or ErrInterrupted.
 func (s *Socket) Request(kind, flags uint16, body func(*Buffer), f func(Message)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +153,7 @@ func (s *Socket) Request(kind, flags uint16, body func(*Buffer), f func(Message)
 }
 
 // Post sends one request, whose header body follows, and waits for no reply: beside Receive, which has the kernel's
-// refusals as messages.
+// rejections as messages.
 func (s *Socket) Post(kind uint16, body func(*Buffer)) (seq uint32, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -106,11 +106,25 @@ func Current() (*Namespace, error) {
 	return &Namespace{handle: h}, nil
 }
 
+// Inode returns the inode number of the calling thread's network namespace. While that lives, no other has it.
+func Inode() (uint64, error) {
+	var s unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &s); err != nil {
+		return 0, fmt.Errorf("read this thread's network namespace: %w", err)
+	}
+	return s.Ino, nil
+}
+
 // FD is the file descriptor of the namespace, valid until Close.
 func (n *Namespace) FD() int { return int(n.handle) }
 
 // Close returns the handle back. The name stays.
-func (n *Namespace) Close() error { return n.handle.Close() }
+func (n *Namespace) Close() error {
+	if err := n.handle.Close(); err != nil {
+		return fmt.Errorf("close network namespace %s: %w", n.Name, err)
+	}
+	return nil
+}
 
 // Do runs f with the calling goroutine's thread inside the namespace. Sockets that f makes itself belong there for
 // ever; goroutines that f starts don't run there. Calls may nest. Where the thread can't go back, Do returns an error

@@ -21,6 +21,7 @@ import (
 type Entry struct {
 	Prefix  string // what the rule or the tracer says
 	Payload []byte // the packet from its network header on, at most its first bytes
+	In      int    // the index of the interface that it came in by, 0: none
 }
 
 // Log hears a group of a network namespace.
@@ -42,6 +43,7 @@ const (
 	cmdBind                 = 1
 	copyPacket              = 2
 	attrPayload, attrPrefix = 9, 10
+	attrIn                  = 4
 	socketBuffer            = 16 << 20
 	sysctlName              = "net/netfilter/nf_log/2" // NFPROTO_IPV4
 	loggerName              = "nfnetlink_log"
@@ -125,7 +127,11 @@ func entry(m netlink.Message) (e Entry, ok bool) {
 		return e, false
 	}
 	b := m.Body[header:]
-	return Entry{Prefix: netlink.Text(netlink.Find(b, attrPrefix)), Payload: netlink.Find(b, attrPayload)}, true
+	e = Entry{Prefix: netlink.Text(netlink.Find(b, attrPrefix)), Payload: netlink.Find(b, attrPayload)}
+	if in := netlink.Find(b, attrIn); len(in) == 4 {
+		e.In = int(binary.BigEndian.Uint32(in))
+	}
+	return e, true
 }
 
 // Run calls f with each packet as it comes, and lost whenever some didn't fit the socket, until ctx ends. An entry's

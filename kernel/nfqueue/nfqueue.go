@@ -38,7 +38,7 @@ const recent = 1 << 10
 const (
 	msgPacket, msgVerdict, msgConfig     = 0, 1, 2
 	attrHeader, attrVerdict, attrPayload = 1, 2, 10
-	configCmd, configParams              = 1, 2
+	configCmd, configParams, configMax   = 1, 2, 3
 	configMask, configFlags              = 4, 5
 	cmdBind, copyPacket                  = 1, 2
 	flagFailOpen                         = 1
@@ -46,8 +46,9 @@ const (
 	socketBuffer                         = 8 << 20
 )
 
-// Open binds a queue in the calling thread's network namespace. What comes while it is full is accepted.
-func Open(number uint16) (*Queue, error) {
+// Open binds a queue in the calling thread's network namespace, in which so many packets may wait. What comes while it
+// is full is accepted.
+func Open(number uint16, length uint32) (*Queue, error) {
 	s, err := netlink.Open(unix.NETLINK_NETFILTER, socketBuffer)
 	if err != nil {
 		return nil, fmt.Errorf("nfqueue: %w", err)
@@ -58,6 +59,7 @@ func Open(number uint16) (*Queue, error) {
 		func(b *netlink.Buffer) {
 			b.Bytes(configParams, append(binary.BigEndian.AppendUint32(nil, copied), copyPacket))
 		},
+		func(b *netlink.Buffer) { b.BE32(configMax, length) },
 		func(b *netlink.Buffer) { b.BE32(configFlags, flagFailOpen); b.BE32(configMask, flagFailOpen) },
 	} {
 		err := s.Request(unix.NFNL_SUBSYS_QUEUE<<8|msgConfig, 0, func(b *netlink.Buffer) { q.head(b); set(b) },

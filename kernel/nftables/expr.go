@@ -98,6 +98,8 @@ const (
 	MetaNFProto  MetaKey = 15
 	MetaL4Proto  MetaKey = 16
 	MetaIIFGroup MetaKey = 21
+
+	metaSocketUser MetaKey = 10 // ends the rule without a socket
 )
 
 // Meta loads a property into dst.
@@ -195,13 +197,25 @@ func Cmp(op CmpOp, src Reg, v []byte) Expr {
 }
 
 // And masks src into dst; the mask's length is the value's.
-func And(src, dst Reg, mask []byte) Expr {
+func And(src, dst Reg, mask []byte) Expr { return bitwise(src, dst, mask, make([]byte, len(mask))) }
+
+// Or puts src into dst with some bits set, as long as they are.
+func Or(src, dst Reg, bits []byte) Expr {
+	mask := slices.Clone(bits)
+	for i := range mask {
+		mask[i] ^= 0xff
+	}
+	return bitwise(src, dst, mask, bits)
+}
+
+// bitwise puts src & mask ^ xor into dst.
+func bitwise(src, dst Reg, mask, xor []byte) Expr {
 	return expr("bitwise", func(b *netlink.Buffer) {
 		b.BE32(1, uint32(src))
 		b.BE32(2, uint32(dst))
 		b.BE32(3, uint32(len(mask)))
 		value(b, 4, string(mask))
-		value(b, 5, string(make([]byte, len(mask))))
+		value(b, 5, string(xor))
 	})
 }
 
@@ -250,6 +264,17 @@ func FibLocal(source bool, tmp Reg) []Expr {
 	return []Expr{load, Cmp(Eq, tmp, binary.NativeEndian.AppendUint32(nil, rtnLocal))}
 }
 
+// FibReverse goes on with the rule only if a route back to the packet's source leads to the device that it came in by,
+// as with rp_filter in strict mode (RFC 3704). It uses tmp. It is for hooks before and at forwarding.
+func FibReverse(tmp Reg) []Expr {
+	const device, source, input = 1, 1 << 0, 1 << 3 // NFT_FIB_RESULT_OIF, NFTA_FIB_F_SADDR and NFTA_FIB_F_IIF
+	load := expr("fib", func(b *netlink.Buffer) { b.BE32(1, uint32(tmp)); b.BE32(2, device); b.BE32(3, source|input) })
+	return []Expr{load, Cmp(Neq, tmp, make([]byte, 4))}
+}
+
+// OwnSocket goes on with the rule only if a socket of this host's network namespace has sent the packet. It uses tmp.
+func OwnSocket(tmp Reg) Expr { return Meta(metaSocketUser, tmp) }
+
 // Random puts an equally distributed number from 0 to n-1 into dst, in the host's byte order.
 func Random(n uint32, dst Reg) Expr {
 	return expr("numgen", func(b *netlink.Buffer) { b.BE32(1, uint32(dst)); b.BE32(2, n); b.BE32(3, 1); b.BE32(4, 0) })
@@ -270,6 +295,15 @@ func Hash(src Reg, size, n uint32, dst Reg) Expr {
 		b.BE32(4, n)
 		b.BE32(5, 1)
 		b.BE32(7, 0)
+	})
+}
+
+// SNAT translates the source to the address at addr, by the same port if that is free; family is as DNAT's.
+func SNAT(family uint8, addr Reg) Expr {
+	return expr("nat", func(b *netlink.Buffer) {
+		b.BE32(1, 0)
+		b.BE32(2, uint32(family))
+		b.BE32(3, uint32(addr))
 	})
 }
 
@@ -305,6 +339,19 @@ func Remember(set string, key, data Reg, timeout time.Duration) Expr {
 		b.BE32(4, uint32(key))
 		b.BE32(5, uint32(data))
 		b.BE64(6, uint64(timeout.Milliseconds()))
+	})
+}
+
+// Meter goes on with the rule only if an instruction does for the element of key alone, which it adds with a state of
+// its own, and refreshes for a time. A full set ends the rule.
+func Meter(set string, key Reg, timeout time.Duration, own Expr) Expr {
+	const update = 1
+	return expr("dynset", func(b *netlink.Buffer) {
+		b.Text(1, set)
+		b.BE32(3, update)
+		b.BE32(4, uint32(key))
+		b.BE64(6, uint64(timeout.Milliseconds()))
+		b.Nest(7, func() { *b = append(*b, own[unix.SizeofNlAttr:]...) })
 	})
 }
 

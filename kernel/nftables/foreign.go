@@ -17,3 +17,12 @@ func (t *Tx) DelForeign(family uint8, table string) {
 	t.add(msgDelTable, 0, family, func() string { return "delete table " + table },
 		func(b *netlink.Buffer) { b.Text(1, table) })
 }
+
+// DelRule removes a rule of a table of another family.
+func (t *Tx) DelRule(family uint8, table, chain string, handle uint64) {
+	t.add(msgDelRule, 0, family, func() string { return "delete rule of chain " + chain }, func(b *netlink.Buffer) {
+		b.Text(1, table)
+		b.Text(2, chain)
+		b.BE64(3, handle)
+	})
+}

@@ -43,7 +43,7 @@ const (
 	Unreachable Type = unix.RTN_UNREACHABLE // rejects them, as unreachable (ICMP)
 )
 
-// portion is how many bytes of requests are sent at once: refusals of all of them fit in a socket's usual buffer.
+// portion is how many bytes of requests are sent at once: rejections of all of them fit in a socket's usual buffer.
 const portion = 8 << 10
 
 // NewBatch returns a batch for routes and rules.

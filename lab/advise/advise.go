@@ -29,11 +29,11 @@ type Request struct {
 	Report func(dir string, a Advice) error
 }
 
-// ErrInterrupted is why there is no advice where ctx ended first.
-var ErrInterrupted = errors.New("interrupted: there is no advice; everything was removed")
+// ErrInterrupted is why there is no advice where ctx ended first, or would have. Beside it stands the reason.
+var ErrInterrupted = errors.New("interrupted: there is no advice")
 
-// Run measures and decides. It needs root. All that it makes is removed, also where ctx ends; what a killed run left is
-// removed by the next.
+// Run measures and decides. It needs root. All that it makes is removed, also where ctx ends: then the error is
+// ErrInterrupted and ctx's. What a killed run left is removed by the next.
 func Run(ctx context.Context, q Request, o experiment.Options) (a Advice, err error) {
 	lacks, err := Lacks(q.Objects, q.Resolve, q.Options, mode.Names())
 	if err != nil {
@@ -49,8 +49,8 @@ func Run(ctx context.Context, q Request, o experiment.Options) (a Advice, err er
 	}
 	t := newTrial(q.Config, o.Quick)
 	dir, err := t.experiment().Perform(ctx, o)
-	if ctx.Err() != nil {
-		return a, ErrInterrupted
+	if err != nil && (ctx.Err() != nil || errors.Is(err, experiment.ErrNoTime)) {
+		return a, fmt.Errorf("%w: %w", ErrInterrupted, err)
 	}
 	if err != nil {
 		return a, err

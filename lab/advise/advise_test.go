@@ -223,8 +223,7 @@ func TestForeignHooks(t *testing.T) {
 	}
 }
 
-// Real agents serve a cluster's objects, real packets are measured, and the page is written; interrupted, nothing is
-// left.
+// Real agents serve a cluster's objects, real packets are measured, and the page is written.
 func TestRun(t *testing.T) {
 	objects := generate.Cluster(40, 3)
 	q := Request{Config: Config{Cluster: Transplant(objects, "a", false), Current: Candidate{Mode: "nftables"},
@@ -259,13 +258,52 @@ func TestRun(t *testing.T) {
 			t.Errorf("the page doesn't say %q", want)
 		}
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 2*time.Second)
-	defer stop()
-	if _, err := Run(ctx, q, o); !errors.Is(err, ErrInterrupted) {
-		t.Errorf("interrupted: %v", err)
+}
+
+// ending is a progress that ends a run when it says a word.
+type ending struct {
+	word string
+	end  func()
+}
+
+// Write implements io.Writer.
+func (e ending) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte(e.word)) {
+		e.end()
 	}
-	if l, err := testbed.Leftovers(); err != nil || len(l) > 0 {
-		t.Errorf("left over: %q, %v", l, err)
+	return len(b), nil
+}
+
+// An interrupted run says that it was interrupted, whatever it was doing, and nothing is left.
+func TestInterrupted(t *testing.T) {
+	objects := generate.Cluster(3, 2)
+	q := Request{Config: Config{Cluster: Transplant(objects, "a", false), Current: Candidate{Mode: "nftables"}},
+		PerSecond: 1, Objects: objects, Resolve: resolve.Config{Node: "a"}}
+	for name, c := range map[string]struct {
+		planned, within time.Duration
+		word            string // of the progress, which ends the run; "": none does
+		want            error
+	}{
+		"before it begins":  {time.Second, -1, "", context.DeadlineExceeded},
+		"too little time":   {time.Hour, 10 * time.Minute, "", experiment.ErrNoTime},
+		"at the first step": {time.Second, time.Hour, "writing the cluster", context.Canceled},
+		"at a round":        {time.Second, time.Hour, "measuring, round", context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, end := context.WithTimeout(t.Context(), c.within)
+			defer end()
+			q, o := q, experiment.Options{Seed: 1, Agent: []string{os.Args[0]}, Output: io.Discard}
+			q.Time = c.planned
+			if c.word != "" {
+				o.Output = ending{c.word, end}
+			}
+			if _, err := Run(ctx, q, o); !errors.Is(err, ErrInterrupted) || !errors.Is(err, c.want) {
+				t.Errorf("error %v, want %v", err, c.want)
+			}
+			if l, err := testbed.Leftovers(); err != nil || len(l) > 0 {
+				t.Errorf("left over: %q, %v", l, err)
+			}
+		})
 	}
 }
 

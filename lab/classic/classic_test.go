@@ -133,7 +133,7 @@ func TestCalicoDispatch(t *testing.T) {
 	}
 }
 
-// live installs, replaces an endpoint, resyncs and cleans, and compares with an installation of the result.
+// live installs and resyncs, which changes nothing.
 func live(t *testing.T, l Layout, v Variant) {
 	ctx := context.Background()
 	must := func(err error) {
@@ -145,25 +145,12 @@ func live(t *testing.T, l Layout, v Variant) {
 	r, err := Install(ctx, l, v, small(4))
 	must(err)
 	before := saved(t, r)
-	to := netip.MustParseAddrPort("10.200.0.1:8080")
-	must(r.Replace(ctx, 2, 1, to))
-	after := saved(t, r)
+	if !strings.Contains(strings.Join(before, "\n"), "10.128.3.2") {
+		t.Errorf("the last endpoint has no rule:\n%s", strings.Join(before, "\n"))
+	}
 	must(r.Resync(ctx))
-	if again := saved(t, r); !slices.Equal(after, again) {
-		t.Errorf("a resync changed rules:\n%s\n\n%s", strings.Join(after, "\n"), strings.Join(again, "\n"))
-	}
-	if slices.Equal(before, after) || !strings.Contains(strings.Join(after, "\n"), "10.200.0.1") {
-		t.Error("replacing an endpoint changed nothing")
-	}
-	must(r.Replace(ctx, 2, 1, small(4).Services[2].Endpoints[1]))
-	if back := saved(t, r); !slices.Equal(before, back) {
-		t.Errorf("replacing an endpoint and putting it back left something:\n%s\n\n%s", strings.Join(before, "\n"),
-			strings.Join(back, "\n"))
-	}
-	must(r.Clean(ctx))
-	if left := saved(t, r); slices.ContainsFunc(left,
-		func(s string) bool { return strings.Contains(s, "KUBE") || strings.Contains(s, "kube") }) {
-		t.Errorf("after clean: %s", strings.Join(left, "\n"))
+	if again := saved(t, r); !slices.Equal(before, again) {
+		t.Errorf("a resync changed rules:\n%s\n\n%s", strings.Join(before, "\n"), strings.Join(again, "\n"))
 	}
 }
 

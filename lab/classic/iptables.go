@@ -115,8 +115,8 @@ func (l Layout) filter(c *Cluster) string {
 	return t.text("filter")
 }
 
-// nat returns the table nat: what leads to every Service, and the chains of those in full.
-func (l Layout) nat(c *Cluster, full func(service int) bool) string {
+// nat returns the table nat: what leads to every Service, and its chains.
+func (l Layout) nat(c *Cluster) string {
 	var t table
 	for _, c := range []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ"} {
 		t.chain(c)
@@ -133,9 +133,7 @@ func (l Layout) nat(c *Cluster, full func(service int) bool) string {
 	t.add("KUBE-MARK-MASQ", "-j MARK --or-mark 0x4000")
 	for i := range c.Services {
 		l.service(&t, c, &c.Services[i])
-		if full(i) {
-			l.balance(&t, c, &c.Services[i])
-		}
+		l.balance(&t, c, &c.Services[i])
 	}
 	t.add("KUBE-SERVICES",
 		`-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS`)
@@ -191,10 +189,4 @@ func (l Layout) balance(t *table, c *Cluster, s *Service) {
 		t.add(chain, `-s %s/32 -m comment --comment "%s" -j KUBE-MARK-MASQ`, e.Addr(), s.Name)
 		t.add(chain, `-p %s -m comment --comment "%s" -m %[1]s -j DNAT --to-destination %[3]s`, s.Protocol, s.Name, e)
 	}
-}
-
-// gone returns the text that removes an endpoint's chain, which nothing leads to any more.
-func (s *Service) gone(e netip.AddrPort) string {
-	c := s.endpointChain(e)
-	return "*nat\n:" + c + " - [0:0]\n-X " + c + "\nCOMMIT\n"
 }

@@ -3,9 +3,7 @@ package classic
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"os/exec"
-	"slices"
 	"strings"
 )
 
@@ -38,7 +36,7 @@ const (
 // the hooks. It is input for `iptables-restore --noflush`, or for `nft -f`.
 func (l Layout) Text(c *Cluster) string {
 	if l != NFTables {
-		return l.filter(c) + l.nat(c, func(int) bool { return true })
+		return l.filter(c) + l.nat(c)
 	}
 	var b strings.Builder
 	b.WriteString(nftBase(c))
@@ -50,26 +48,6 @@ func (l Layout) Text(c *Cluster) string {
 
 // Save returns the whole rule set as iptables-save would, without a kernel, for layouts of iptables.
 func (l Layout) Save(c *Cluster) string { return l.base() + l.Text(c) }
-
-// change returns what a change of one Service's endpoints writes. 2019's kube-proxy wrote everything; since KEP-3453 it
-// leaves the chains of other Services out.
-func (l Layout) change(c *Cluster, service int) string {
-	switch l {
-	case IPTables19:
-		return l.Text(c)
-	case IPTables:
-		return l.nat(c, func(i int) bool { return i == service })
-	}
-	return nftService(c, &c.Services[service])
-}
-
-// gone returns what removes an endpoint's chain. kube-proxy may leave that for a later sync.
-func (l Layout) gone(s *Service, e netip.AddrPort) string {
-	if l == NFTables {
-		return nftGone(s, e)
-	}
-	return s.gone(e)
-}
 
 // Restore passes a text to iptables-restore of that variant, or to nft where it is nft-classic's, in the calling
 // thread's network namespace. What the text doesn't name stays.
@@ -94,7 +72,7 @@ func run(ctx context.Context, in, name string, args ...string) error {
 type Rules struct {
 	Layout  Layout
 	Variant Variant
-	Cluster *Cluster // as it is now
+	Cluster *Cluster
 }
 
 // Install writes the rules of c into the calling thread's network namespace, where there must be none of kube-proxy's.
@@ -104,44 +82,11 @@ func Install(ctx context.Context, l Layout, v Variant, c *Cluster) (*Rules, erro
 	} else if err := l.Restore(ctx, v, l.base()); err != nil {
 		return nil, err
 	}
-	own := *c
-	own.Services = slices.Clone(c.Services)
-	r := &Rules{l, v, &own}
+	r := &Rules{l, v, c}
 	return r, r.Resync(ctx)
 }
 
 // Resync writes everything again, as kube-proxy did every syncPeriod (30 s in 2019).
 func (r *Rules) Resync(ctx context.Context) error {
 	return r.Layout.Restore(ctx, r.Variant, r.Layout.Text(r.Cluster))
-}
-
-// Replace puts another endpoint in the place of one of a Service's.
-func (r *Rules) Replace(ctx context.Context, service, endpoint int, to netip.AddrPort) error {
-	s := &r.Cluster.Services[service]
-	old := s.Endpoints[endpoint]
-	if old == to {
-		return nil
-	}
-	s.Endpoints = slices.Clone(s.Endpoints)
-	s.Endpoints[endpoint] = to
-	if err := r.Layout.Restore(ctx, r.Variant, r.Layout.change(r.Cluster, service)); err != nil {
-		return err
-	}
-	return r.Layout.Restore(ctx, r.Variant, r.Layout.gone(s, old))
-}
-
-// Clean removes everything from the tables that the layout writes to, also what it didn't write.
-func (r *Rules) Clean(ctx context.Context) error {
-	if r.Layout == NFTables {
-		return run(ctx, "add table ip "+Table+"\ndelete table ip "+Table+"\n", "nft", "-f", "-")
-	}
-	empty := func(table string, chains ...string) string {
-		text := "*" + table + "\n"
-		for _, c := range chains {
-			text += ":" + c + " ACCEPT [0:0]\n"
-		}
-		return text + "COMMIT\n"
-	}
-	return run(ctx, empty("filter", "INPUT", "FORWARD", "OUTPUT")+
-		empty("nat", "PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"), "iptables-"+string(r.Variant)+"-restore", "-w", "300")
 }

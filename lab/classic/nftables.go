@@ -118,9 +118,3 @@ func nftService(c *Cluster, s *Service) string {
 	}
 	return b.String()
 }
-
-// nftGone returns the text that removes an endpoint's chain, which nothing leads to any more.
-func nftGone(s *Service, e netip.AddrPort) string {
-	name := s.nftEndpoint(e)
-	return fmt.Sprintf("flush chain ip %s %s\ndelete chain ip %[1]s %[2]s\n", Table, name)
-}

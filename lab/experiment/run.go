@@ -39,20 +39,11 @@ func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err err
 		return "", err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	w, err := e.Prepare(ctx, b, o)
-	if errors.Is(err, unix.EPERM) {
-		return "", fmt.Errorf("%w\nThe lab needs root with CAP_SYS_ADMIN and CAP_NET_ADMIN, to make network namespaces and "+
-			"program them: in a container, run it with --privileged", err)
-	} else if err != nil {
+	w, err := e.prepare(ctx, b, o)
+	if err != nil {
 		return "", err
 	}
 	d := w.Design()
-	if end, limited := ctx.Deadline(); limited {
-		if left, need := time.Until(end), planned(w.Steps(nil)); need > left {
-			return "", fmt.Errorf("%w: it is planned to take %v, and %v are left", ErrNoTime, need.Round(time.Second),
-				left.Round(time.Second))
-		}
-	}
 	dir = filepath.Join(o.Out, d.ID+"-"+time.Now().Format("20060102-150405"))
 	out, err := result.Create(dir, result.Manifest{
 		Design: d, Command: o.Command, Profile: w.ProfileName(), Seed: o.Seed,
@@ -75,6 +66,34 @@ func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err err
 		outcome = err.Error()
 	}
 	return dir, errors.Join(err, out.Close(outcome, testbed.ReadLoad()))
+}
+
+// prepare returns the trial. Where ctx has ended, the error is ctx's, whatever the preparation failed with.
+func (e Experiment) prepare(ctx context.Context, b *testbed.Testbed, o Options) (Trial, error) {
+	t, err := e.Prepare(ctx, b, o)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if errors.Is(err, unix.EPERM) {
+		return nil, fmt.Errorf("%w\nThe lab needs root with CAP_SYS_ADMIN and CAP_NET_ADMIN, to make network namespaces and "+
+			"program them: in a container, run it with --privileged", err)
+	} else if err != nil {
+		return nil, err
+	}
+	end, limited := ctx.Deadline()
+	if !limited {
+		return t, nil
+	}
+	left, need := time.Until(end), planned(t.Steps(nil))
+	switch {
+	case left <= 0:
+		<-ctx.Done() // whose timer fires at once
+		return nil, ctx.Err()
+	case need > left:
+		return nil, fmt.Errorf("%w: it is planned to take %v, and %v are left", ErrNoTime, need.Round(time.Second),
+			left.Round(100*time.Millisecond))
+	}
+	return t, nil
 }
 
 // follow does every step and takes everything down.

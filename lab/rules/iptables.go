@@ -1,15 +1,10 @@
 package rules
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 )
 
@@ -93,50 +88,6 @@ func ParseIPTables(save, sets string) (*IPTables, error) {
 		}
 	}
 	return t, t.check()
-}
-
-// ReadIPTables reads the rules that iptables, in the legacy or the nft variant, has in the calling thread's network
-// namespace, and the sets and lists that they ask for.
-func ReadIPTables(ctx context.Context, variant string) (t *IPTables, err error) {
-	output := func(name string, args ...string) string {
-		out, e := exec.CommandContext(ctx, name, args...).Output()
-		if e != nil {
-			err = errors.Join(err, fmt.Errorf("read rules: %s: %w", name, e))
-		}
-		return string(out)
-	}
-	save, sets := output("iptables-"+variant+"-save"), ""
-	if strings.Contains(save, "--match-set") {
-		sets = output("ipset", "save")
-	}
-	if err != nil {
-		return nil, err
-	}
-	if t, err = ParseIPTables(save, sets); err == nil {
-		t.recent, err = readRecent()
-	}
-	return t, err
-}
-
-// readRecent reads the lists of recent addresses: lines such as "src=10.0.0.1 ttl: 64 last_seen: …".
-func readRecent() (map[listed]bool, error) {
-	const dir = "/proc/thread-self/net/xt_recent"
-	lists, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	recent := map[listed]bool{}
-	for _, l := range lists {
-		text, e := os.ReadFile(filepath.Join(dir, l.Name()))
-		err = errors.Join(err, e)
-		for line := range strings.Lines(string(text)) {
-			addr, _, _ := strings.Cut(strings.TrimPrefix(line, "src="), " ")
-			a, e := netip.ParseAddr(addr)
-			err = errors.Join(err, e)
-			recent[listed{l.Name(), a}] = true
-		}
-	}
-	return recent, err
 }
 
 // declare reads ":CHAIN POLICY [0:0]". A chain that stands already, as in the text of a restore, keeps its rules.

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -294,8 +297,52 @@ func openIPTables(v iptables.Variant) func() (closer[iptables.Key], error) {
 	return func() (closer[iptables.Key], error) { return iptables.NewVariant(v) }
 }
 
+// iptablesRules reads the rules that iptables, in the legacy or the nft variant, has in the calling thread's network
+// namespace, and the sets and lists that they ask for.
+func iptablesRules(ctx context.Context, variant string) (t *IPTables, err error) {
+	output := func(name string, args ...string) string {
+		out, e := exec.CommandContext(ctx, name, args...).Output()
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("read rules: %s: %w", name, e))
+		}
+		return string(out)
+	}
+	save, sets := output("iptables-"+variant+"-save"), ""
+	if strings.Contains(save, "--match-set") {
+		sets = output("ipset", "save")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if t, err = ParseIPTables(save, sets); err == nil {
+		t.recent, err = readRecent()
+	}
+	return t, err
+}
+
+// readRecent reads the lists of recent addresses: lines such as "src=10.0.0.1 ttl: 64 last_seen: …".
+func readRecent() (map[listed]bool, error) {
+	const dir = "/proc/thread-self/net/xt_recent"
+	lists, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	recent := map[listed]bool{}
+	for _, l := range lists {
+		text, e := os.ReadFile(filepath.Join(dir, l.Name()))
+		err = errors.Join(err, e)
+		for line := range strings.Lines(string(text)) {
+			addr, _, _ := strings.Cut(strings.TrimPrefix(line, "src="), " ")
+			a, e := netip.ParseAddr(addr)
+			err = errors.Join(err, e)
+			recent[listed{l.Name(), a}] = true
+		}
+	}
+	return recent, err
+}
+
 func readIPTables(variant string) func(*testing.T) (Ruleset, error) {
-	return func(t *testing.T) (Ruleset, error) { return ReadIPTables(t.Context(), variant) }
+	return func(t *testing.T) (Ruleset, error) { return iptablesRules(t.Context(), variant) }
 }
 
 func readNFTables(t *testing.T) (Ruleset, error) {

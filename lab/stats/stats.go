@@ -237,35 +237,3 @@ func ChiSquare(observed, expected []float64) Fit {
 	f.P = gammaTail(float64(f.Freedom)/2, f.ChiSquare/2)
 	return f
 }
-
-// Step is a point of an empirical distribution: the share P of numbers is at most X.
-type Step struct{ X, P float64 }
-
-// ECDF is the empirical distribution of xs: rising X, one step per different number.
-func ECDF(xs []float64) []Step {
-	s := sorted(xs)
-	var steps []Step
-	for i, x := range s {
-		p := float64(i+1) / float64(len(s))
-		if n := len(steps); n > 0 && steps[n-1].X == x {
-			steps[n-1].P = p
-			continue
-		}
-		steps = append(steps, Step{x, p})
-	}
-	return steps
-}
-
-// Below is the share of numbers that are at most x.
-func Below(steps []Step, x float64) float64 {
-	i, _ := slices.BinarySearchFunc(steps, x, func(s Step, x float64) int {
-		if s.X <= x {
-			return -1
-		}
-		return 1
-	})
-	if i == 0 {
-		return 0
-	}
-	return steps[i-1].P
-}

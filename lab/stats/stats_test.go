@@ -183,29 +183,12 @@ func TestResolution(t *testing.T) {
 	near(t, "off centre", Resolution(Estimate{CI: Interval{1.002, 1.02}}), 0.02, 1e-12)
 }
 
-func TestECDF(t *testing.T) {
-	got := ECDF([]float64{2, 1, 2, 4})
-	if d := cmp.Diff([]Step{{1, 0.25}, {2, 0.75}, {4, 1}}, got); d != "" {
-		t.Errorf("-want +got\n%s", d)
-	}
-	for x, want := range map[float64]float64{0: 0, 1: 0.25, 1.5: 0.25, 2: 0.75, 3: 0.75, 4: 1, 9: 1} {
-		near(t, "Below", Below(got, x), want, 0)
-	}
-}
-
 func TestOrderProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		xs := rapid.SliceOfN(rapid.Float64Range(-1e6, 1e6), 1, 60).Draw(t, "xs")
 		e := MedianCI(xs)
 		if e.CI.Low > e.Value || e.Value > e.CI.High {
 			t.Fatalf("the median %v lies outside its interval %v", e.Value, e.CI)
-		}
-		steps := ECDF(xs)
-		if last := steps[len(steps)-1]; last.P != 1 {
-			t.Fatalf("the distribution ends at %v", last)
-		}
-		if p := Below(steps, Median(xs)); p < 0.5 {
-			t.Fatalf("only %v of the numbers are at most the median", p)
 		}
 	})
 }

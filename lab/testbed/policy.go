@@ -126,7 +126,7 @@ func (b *Testbed) Enforce(ns *netns.Namespace, e mode.Engine) (*Enforcer, error)
 // Stop ends the loop and removes what the engine wrote.
 func (r *Enforcer) Stop() error { return r.end() }
 
-// Apply hands a change on and returns how long after that it was in the kernel.
+// Apply passes a change on and returns how long after that it was in the kernel.
 func (r *Enforcer) Apply(ctx context.Context, c model.Change[model.PolicyPart]) (time.Duration, error) {
 	begun := time.Now()
 	r.Change(c.Put, c.Del)

@@ -78,14 +78,28 @@ func (b *Testbed) makeDir() (err error) {
 // Defer calls f when the testbed is closed, before everything that was deferred earlier.
 func (b *Testbed) Defer(f func() error) { b.undo = append(b.undo, f) }
 
-// Close removes everything, the last first.
+// LeftError is that a run could not remove what it made.
+type LeftError struct{ Why error }
+
+// Error implements error.
+func (e *LeftError) Error() string {
+	return fmt.Sprintf("not all that the run made is removed: %v; the next run removes it", e.Why)
+}
+
+// Unwrap returns the reason.
+func (e *LeftError) Unwrap() error { return e.Why }
+
+// Close removes everything, the last first. The error is a LeftError.
 func (b *Testbed) Close() error {
 	var errs []error
 	for _, f := range slices.Backward(b.undo) {
 		errs = append(errs, f())
 	}
 	b.undo = nil
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return &LeftError{err}
+	}
+	return nil
 }
 
 // Emulated reports whether the processor is a program.

@@ -29,7 +29,8 @@ func (d *decision) add(n source.Key, field, reason, format string, args ...any) 
 
 // decide decides everything anew.
 func (r *Resolver) decide() (d decision) {
-	s := survey{known: r, decision: &d, void: map[netip.Addr]bool{}}
+	s := survey{known: r, decision: &d, void: map[netip.Addr]bool{},
+		tunneled: map[*node][2]*model.Route{}}
 	own := r.nodes[r.config.Node]
 	if own == nil {
 		if len(r.nodes) > 0 {
@@ -50,6 +51,7 @@ func (r *Resolver) decide() (d decision) {
 			s.decideRoute(c)
 		}
 	}
+	s.decideNodeRoutes(own)
 	for _, n := range r.byAge {
 		d.problems = append(d.problems, n.faulty...)
 		if len(n.ranges)+len(n.faulty) == 0 {
@@ -93,11 +95,12 @@ func (s *survey) supported(claims []claim, own *node) []claim {
 type survey struct {
 	known *Resolver
 	*decision
-	void     map[netip.Addr]bool    // addresses of Nodes that don't count
-	uplinks  [2]uplink              // IPv4's, IPv6's
-	local    netip.Addr             // outer source of the tunnel
-	ends     map[[6]byte]netip.Addr // outer addresses by the MACs of their ends
-	reserved []netip.Prefix         // Services' ranges
+	void     map[netip.Addr]bool       // addresses of Nodes that don't count
+	uplinks  [2]uplink                 // IPv4's, IPv6's
+	local    netip.Addr                // outer source of the tunnel
+	ends     map[[6]byte]netip.Addr    // outer addresses by the MACs of their ends
+	tunneled map[*node][2]*model.Route // one to pods of each node behind the tunnel, by family
+	reserved []netip.Prefix            // Services' ranges
 }
 
 // uplink is the device that other nodes are behind, in one family.
@@ -253,17 +256,73 @@ func (s *survey) decideRoute(c claim) {
 	r := &model.Route{Node: c.node.name, To: c.prefix, Hop: model.External}
 	family := c.prefix.Addr()
 	via, up := s.addressOf(c.node, family), s.uplinks[index(family)]
+	s.decideEnd(c, r)
 	direct := via.IsValid() && up.device != nil && via != up.internal &&
 		slices.ContainsFunc(up.device.Prefixes, func(p netip.Prefix) bool { return p.Contains(via) })
 	switch {
 	case direct && s.known.config.Overlay != Always:
 		r.Hop, r.Via, r.Device, r.Source = model.Direct, via, up.device.Name, up.internal
 	case s.known.config.Overlay != Never:
+		r.OnLink = direct
 		if !s.through(c, r) { // by the default route, its packets would get to others
-			r = &model.Route{Node: c.node.name, To: c.prefix, Hop: model.Unreachable}
+			r = &model.Route{Node: c.node.name, To: c.prefix, Hop: model.Unreachable, End: r.End,
+				Internal: r.Internal}
 		}
 	}
 	s.routes = append(s.routes, r)
+	if r.Hop == model.Tunneled {
+		of := s.tunneled[c.node]
+		of[index(family)] = cmp.Or(of[index(family)], r)
+		s.tunneled[c.node] = of
+	}
+}
+
+// decideNodeRoutes decides how this node's pods get to the own addresses of nodes behind the tunnel, in the families in
+// which their pods are: through it, so that these nodes see the pod. Of an address that several Nodes have, the oldest
+// counts.
+func (s *survey) decideNodeRoutes(own *node) {
+	known, reserved := map[netip.Addr]bool{}, slices.Concat(local, s.serviceRanges())
+	for _, a := range own.all {
+		known[a] = true
+	}
+	var families [2]bool
+	for _, n := range s.known.byAge {
+		for _, a := range n.internal {
+			pods, to := s.tunneled[n][index(a)], netip.PrefixFrom(a, a.BitLen())
+			if pods != nil && !known[a] && !s.void[a] && !slices.ContainsFunc(reserved, to.Overlaps) {
+				s.routes = append(s.routes, &model.Route{Node: n.name, To: to, Via: pods.Via, Gateway: pods.Gateway,
+					MAC: pods.MAC, Hop: model.Tunneled, Tunnel: pods.Tunnel, End: pods.End, PodsOnly: true})
+				families[index(a)] = true
+			}
+			known[a] = true
+		}
+	}
+	slices.SortFunc(s.routes, compareRoutes)
+	if m := s.network.Masquerade; m != nil { // an address is a destination once
+		m.Except = slices.DeleteFunc(m.Except, func(p netip.Prefix) bool {
+			_, found := slices.BinarySearchFunc(s.routes, p, func(r *model.Route, p netip.Prefix) int { return r.To.Compare(p) })
+			return found
+		})
+	}
+	for _, p := range s.network.Ranges {
+		if families[index(p.Addr())] {
+			s.network.Tunnel.Pods = append(s.network.Tunnel.Pods, p)
+		}
+	}
+}
+
+// decideEnd decides which outer and inner sources another node's packets have that come through the tunnel: also those
+// of a node that is reached directly, which may send by it while the overlay is being changed.
+func (s *survey) decideEnd(c claim, r *model.Route) {
+	if s.network.Tunnel == nil {
+		return
+	}
+	if end := s.addressOf(c.node, s.local); end.IsValid() && end != s.local {
+		r.End = end
+		if a := s.addressOf(c.node, c.prefix.Addr()); a != end {
+			r.Internal = a
+		}
+	}
 }
 
 // through leads a route through the tunnel, and reports whether that can be.
@@ -284,12 +343,7 @@ func (s *survey) through(c claim, r *model.Route) bool {
 		return false
 	}
 	r.Hop, r.Via, r.Tunnel = model.Tunneled, via, t.Kind
-	r.Internal = s.addressOf(c.node, c.prefix.Addr())
-	for _, own := range t.Own {
-		if own.Is4() == c.prefix.Addr().Is4() && !r.Source.IsValid() {
-			r.Source = own
-		}
-	}
+	r.Source = s.sourceOf(t, c.prefix.Addr())
 	if t.Kind == model.IPIP {
 		return true
 	}
@@ -302,6 +356,25 @@ func (s *survey) through(c claim, r *model.Route) bool {
 	}
 	s.ends[r.MAC] = via
 	return true
+}
+
+// sourceOf returns the source of what this node itself sends through the tunnel to addresses of a's family. It is the
+// InternalIP, by which policies know the node and to which pods there reply through the tunnel, or, where no device has
+// that, the node's own address in a range of pods.
+func (s *survey) sourceOf(t *model.Tunnel, a netip.Addr) netip.Addr {
+	internal := s.uplinks[index(a)].internal
+	isInternal := func(p netip.Prefix) bool { return p.Addr() == internal }
+	if slices.ContainsFunc(s.known.config.Devices, func(d Device) bool {
+		return slices.ContainsFunc(d.Prefixes, isInternal)
+	}) {
+		return internal
+	}
+	for _, own := range t.Own {
+		if own.Is4() == a.Is4() {
+			return own
+		}
+	}
+	return netip.Addr{}
 }
 
 // addressOf returns a node's first InternalIP of a's family that counts.

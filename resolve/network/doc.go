@@ -11,6 +11,9 @@
 //     that family, else through the tunnel (Overlay).
 //   - The tunnel's outer packets are of the family of our first InternalIP, and may carry both.
 //   - The link-layer address of a tunnel's end is a function of its outer address (MAC): it is never announced.
+//   - What pods send to InternalIPs of a node behind the tunnel goes through it, in the families in which its pods are;
+//     nodes themselves, and the tunnel, send to these by the underlay.
+//   - The source of what a node itself sends through the tunnel is its InternalIP of the family, as policies know it.
 //   - What has no way that may be taken (the overlay can't carry it, or its node has no address) is unreachable, and
 //     not for the default route.
 //   - Of overlapping ranges, the older Node's counts, then the first by name; likewise of a range and the address of

@@ -80,6 +80,9 @@ func (r *Resolver) print() (lines []string) {
 				line += " " + t.Kind.String()
 			}
 			line += fmt.Sprintf(" %d:%d %s %x %s %v", t.VNI, t.Port, t.Local, t.MAC, t.Uplink, t.Own)
+			if t.Pods != nil {
+				line += fmt.Sprintf(" for pods %v", t.Pods)
+			}
 		}
 		lines = append(lines, line)
 	}
@@ -95,6 +98,9 @@ func (r *Resolver) print() (lines []string) {
 			}
 			line += fmt.Sprintf(" %s %x %s src %s", t.Via, t.MAC, t.Gateway, t.Source)
 		}
+		if t.PodsOnly {
+			line = strings.Replace(line, " src "+t.Source.String(), " for pods", 1)
+		}
 		lines = append(lines, line)
 	}
 	for _, p := range r.Problems() {
@@ -106,6 +112,7 @@ func (r *Resolver) print() (lines []string) {
 func TestDecisions(t *testing.T) {
 	const pods = "pods [10.244.1.0/24 fd00:1::/64] mtu 1450 tunnel 7:4789 192.168.0.1 0266c0a80001 eth0 " +
 		"[10.244.1.1 fd00:1::1]"
+	const forPods = " for pods [10.244.1.0/24 fd00:1::/64]"
 	b := []string{"10.244.2.0/24 direct 192.168.0.2 eth0 src 192.168.0.1", "fd00:2::/64 direct fd99::2 eth0 src fd99::1"}
 	for name, c := range map[string]struct {
 		edit  func(*Config)
@@ -113,18 +120,33 @@ func TestDecisions(t *testing.T) {
 		want  []string // lines, or the beginnings of problems
 	}{
 		"one subnet": {nodes: []string{nodeA, nodeB}, want: append([]string{pods}, b...)},
-		"two subnets": {nodes: []string{nodeA, nodeB, nodeC}, want: []string{pods, b[0],
-			"10.244.3.0/24 tunneled 172.16.0.3 0266ac100003 10.244.3.1 src 10.244.1.1", b[1],
-			"fd00:3::/64 tunneled 172.16.0.3 0266ac100003 fe80::66:acff:fe10:3 src fd00:1::1"}},
+		"two subnets": {nodes: []string{nodeA, nodeB, nodeC}, want: []string{pods + forPods, b[0],
+			"10.244.3.0/24 tunneled 172.16.0.3 0266ac100003 10.244.3.1 src 192.168.0.1",
+			"172.16.0.3/32 tunneled 172.16.0.3 0266ac100003 10.244.3.1 for pods", b[1],
+			"fd00:3::/64 tunneled 172.16.0.3 0266ac100003 fe80::66:acff:fe10:3 src fd99::1",
+			"fd98::3/128 tunneled 172.16.0.3 0266ac100003 fe80::66:acff:fe10:3 for pods"}},
 		"IPv6 off": {edit: func(c *Config) { c.NoIPv6 = true }, nodes: []string{nodeA, nodeB}, want: []string{
 			"pods [10.244.1.0/24] mtu 1450 tunnel 7:4789 192.168.0.1 0266c0a80001 eth0 [10.244.1.1]", b[0],
 			"problem Node a: spec.podCIDRs[1]: no pod gets an address of fd00:1::/64"}},
-		"always": {edit: func(c *Config) { c.Overlay = Always }, nodes: []string{nodeA, nodeB}, want: []string{pods,
-			"10.244.2.0/24 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 src 10.244.1.1",
-			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},
+		"always": {edit: func(c *Config) { c.Overlay = Always }, nodes: []string{nodeA, nodeB}, want: []string{
+			pods + forPods, "10.244.2.0/24 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 src 192.168.0.1",
+			"192.168.0.2/32 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 for pods",
+			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd99::1",
+			"fd99::2/128 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 for pods"}},
+		"nodes of several addresses": {nodes: []string{nodeA,
+			"b 8h 172.16.0.2,172.17.0.2,fd98::2,172.17.0.9,192.168.0.1,169.254.0.2,10.96.0.2 10.244.2.0/24",
+			"c 7h 172.16.0.3,172.17.0.9,10.244.2.7,fd98::3 fd00:3::/64"}, want: []string{pods + forPods,
+			"10.244.2.0/24 tunneled 172.16.0.2 0266ac100002 10.244.2.1 src 192.168.0.1",
+			"172.16.0.2/32 tunneled 172.16.0.2 0266ac100002 10.244.2.1 for pods",
+			"172.17.0.2/32 tunneled 172.16.0.2 0266ac100002 10.244.2.1 for pods",
+			"172.17.0.9/32 tunneled 172.16.0.2 0266ac100002 10.244.2.1 for pods",
+			"fd00:3::/64 tunneled 172.16.0.3 0266ac100003 fe80::66:acff:fe10:3 src fd99::1",
+			"fd98::3/128 tunneled 172.16.0.3 0266ac100003 fe80::66:acff:fe10:3 for pods",
+			"problem Node c: status.addresses: 10.244.2.7 is inside 10.244.2.0/24"}},
 		"IPIP": {edit: func(c *Config) { c.Tunnel = model.IPIP }, nodes: []string{nodeA, nodeB, nodeC}, want: []string{
-			"pods [10.244.1.0/24 fd00:1::/64] mtu 1480 tunnel IPIP 0:0 192.168.0.1 000000000000 eth0 [10.244.1.1]", b[0],
-			"10.244.3.0/24 tunneled ipip 172.16.0.3 src 10.244.1.1", b[1], "fd00:3::/64 unreachable",
+			"pods [10.244.1.0/24 fd00:1::/64] mtu 1480 tunnel IPIP 0:0 192.168.0.1 000000000000 eth0 [10.244.1.1] for pods " +
+				"[10.244.1.0/24]", b[0], "10.244.3.0/24 tunneled ipip 172.16.0.3 src 192.168.0.1",
+			"172.16.0.3/32 tunneled ipip 172.16.0.3 for pods", b[1], "fd00:3::/64 unreachable",
 			"problem Node c: spec.podCIDRs[1]: fd00:3::/64 can't be reached from node a: IPIP carries IPv4 alone"}},
 		"IPIP without IPv4": {edit: func(c *Config) { c.Tunnel = model.IPIP },
 			nodes: []string{"a 9h fd99::1 10.244.1.0/24", "c 7h fd98::3 10.244.3.0/24"}, want: []string{
@@ -145,17 +167,25 @@ func TestDecisions(t *testing.T) {
 		"never": {edit: func(c *Config) { c.Overlay = Never }, nodes: []string{nodeA, nodeB, nodeC}, want: []string{
 			"pods [10.244.1.0/24 fd00:1::/64] mtu 1500", b[0], "10.244.3.0/24 external", b[1], "fd00:3::/64 external"}},
 		"IPv6 alone": {nodes: []string{"a 9h fd99::1 fd00:1::/64", "c 7h fd98::3 fd00:3::/64"}, want: []string{
-			"pods [fd00:1::/64] mtu 1430 tunnel 7:4789 fd99::1 02666c193358 eth0 [fd00:1::1]",
-			"fd00:3::/64 tunneled fd98::3 0266997c1849 fe80::66:99ff:fe7c:1849 src fd00:1::1"}},
+			"pods [fd00:1::/64] mtu 1430 tunnel 7:4789 fd99::1 02666c193358 eth0 [fd00:1::1] for pods [fd00:1::/64]",
+			"fd00:3::/64 tunneled fd98::3 0266997c1849 fe80::66:99ff:fe7c:1849 src fd99::1",
+			"fd98::3/128 tunneled fd98::3 0266997c1849 fe80::66:99ff:fe7c:1849 for pods"}},
 		"IPv6 pods over IPv4 nodes": {nodes: []string{"a 9h 192.168.0.1 fd00:1::/64", "b 8h 192.168.0.2 fd00:2::/64"},
 			want: []string{"pods [fd00:1::/64] mtu 1450 tunnel 7:4789 192.168.0.1 0266c0a80001 eth0 [fd00:1::1]",
 				"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},
+		"an InternalIP that no device has": {edit: func(c *Config) { c.Uplink = "eth0" },
+			nodes: []string{"a 9h 198.51.100.1 10.244.1.0/24", "c 7h 172.16.0.3 10.244.3.0/24"}, want: []string{
+				"pods [10.244.1.0/24] mtu 1450 tunnel 7:4789 198.51.100.1 0266c6336401 eth0 [10.244.1.1] for pods [10.244.1.0/24]",
+				"10.244.3.0/24 tunneled 172.16.0.3 0266ac100003 10.244.3.1 src 10.244.1.1",
+				"172.16.0.3/32 tunneled 172.16.0.3 0266ac100003 10.244.3.1 for pods"}},
 		"the device by name": {edit: func(c *Config) {
 			c.Uplink, c.Devices = "wan", append(c.Devices, Device{Name: "wan", MTU: 9000, Prefixes: prefixes("192.168.7.1/24")})
 		}, nodes: []string{nodeA, nodeB}, want: []string{
-			"pods [10.244.1.0/24 fd00:1::/64] mtu 8950 tunnel 7:4789 192.168.0.1 0266c0a80001 wan [10.244.1.1 fd00:1::1]",
-			"10.244.2.0/24 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 src 10.244.1.1",
-			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd00:1::1"}},
+			"pods [10.244.1.0/24 fd00:1::/64] mtu 8950 tunnel 7:4789 192.168.0.1 0266c0a80001 wan [10.244.1.1 fd00:1::1]" +
+				forPods, "10.244.2.0/24 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 src 192.168.0.1",
+			"192.168.0.2/32 tunneled 192.168.0.2 0266c0a80002 10.244.2.1 for pods",
+			"fd00:2::/64 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 src fd99::1",
+			"fd99::2/128 tunneled 192.168.0.2 0266c0a80002 fe80::66:c0ff:fea8:2 for pods"}},
 		"overlapping ranges": {nodes: []string{nodeA, nodeB, "c 9m 192.168.0.3 10.244.2.128/25"}, want: append(append(
 			[]string{pods}, b...), "problem Node c: spec.podCIDRs[0]: 10.244.2.128/25 overlaps 10.244.2.0/24 of the older "+
 			"Node b:")},
@@ -251,10 +281,40 @@ func TestUnchangedNodesCostNothing(t *testing.T) {
 	if c := r.Apply(nodes(nodeB, nodeA)); !c.Empty() || r.stale {
 		t.Errorf("%v", c)
 	}
-	r.Apply(nodes(nodeC))
+	r.Apply(nodes("c 7h 192.168.0.3 10.244.3.0/24"))
 	after := r.Network()
 	if after.Network != before.Network || after.Routes[0] != before.Routes[0] {
 		t.Error("equal parts are other pointers")
+	}
+}
+
+// TestEndsOfNodes has a node whose family differs from the tunnel's, and one that is reached directly: what they send
+// through the tunnel has their ends as outer sources.
+func TestEndsOfNodes(t *testing.T) {
+	for overlay, own := range map[Overlay]bool{Subnets: true, Always: true, Never: false} {
+		c := config()
+		c.Overlay = overlay
+		r := New(c)
+		r.Apply(nodes(nodeA, nodeB, nodeC))
+		for address, want := range map[string]string{"10.244.2.1": "192.168.0.2", "fd00:2::1": "192.168.0.2 fd99::2",
+			"10.244.3.1": "172.16.0.3", "fd00:3::1": "172.16.0.3 fd98::3"} {
+			got, route := "", r.Network().Route(netip.MustParseAddr(address))
+			if route.End.IsValid() {
+				got = route.End.String()
+			}
+			if route.Internal.IsValid() {
+				got += " " + route.Internal.String()
+			}
+			if !own {
+				want = ""
+			}
+			if on := overlay == Always && route.Node == "b"; route.OnLink != on {
+				t.Errorf("%s, overlay %s: on a link: %t", address, overlay, route.OnLink)
+			}
+			if got != want {
+				t.Errorf("%s, overlay %s: %q, want %q", address, overlay, got, want)
+			}
+		}
 	}
 }
 
@@ -262,10 +322,11 @@ func TestRouteOfAnAddress(t *testing.T) {
 	r := New(config())
 	r.Apply(nodes(nodeA, nodeB, nodeC))
 	n := r.Network()
-	if l := n.Parts(); len(l) != 5 || model.NetworkOwner(l[0]).Name != "a" || model.NetworkOwner(l[1]).Name != "b" {
+	if l := n.Parts(); len(l) != 7 || model.NetworkOwner(l[0]).Name != "a" || model.NetworkOwner(l[1]).Name != "b" {
 		t.Errorf("%v", l)
 	}
 	for a, want := range map[string]string{"10.244.2.0": "b", "10.244.2.255": "b", "10.244.3.7": "c", "fd00:2::1": "b",
+		"172.16.0.3": "c", "fd98::3": "c", "192.168.0.2": "", "172.16.0.2": "",
 		"10.244.1.1": "", "10.244.4.0": "", "10.243.0.0": "", "fd00:9::": "", "::": ""} {
 		got := ""
 		if x := n.Route(netip.MustParseAddr(a)); x != nil {

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"net/netip"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -12,13 +11,13 @@ import (
 // attachments is what is known of pods that the container runtime has the agent attach. Their policies are in force
 // before their status names an address.
 type attachments struct {
-	here     map[source.Key]*corev1.Pod  // this node's Pods
-	attached map[source.Key][]netip.Addr // addresses of pods that were attached, whatever their status has; or none
+	here     map[source.Key]*corev1.Pod // this node's Pods
+	attached source.Attached
 }
 
 // AttachPod takes in the addresses that a pod of this node has been given. The next Change has what follows from them.
-func (r *Resolver) AttachPod(key source.Key, addresses []netip.Addr) {
-	r.attached[key] = addresses
+func (r *Resolver) AttachPod(key source.Key, uid string, addresses []netip.Addr) {
+	r.attached.Attach(key, uid, addresses)
 	if o := r.here[key]; o != nil {
 		r.setPod(key, o)
 	}
@@ -26,20 +25,17 @@ func (r *Resolver) AttachPod(key source.Key, addresses []netip.Addr) {
 
 // DetachPod takes in that a pod of this node has addresses no more. The next Change has what follows from it.
 func (r *Resolver) DetachPod(key source.Key, addresses []netip.Addr) {
-	was, known := r.attached[key]
-	if !known || !slices.Equal(was, addresses) { // it has been attached anew since
-		return
-	}
 	o := r.here[key]
-	if r.attached[key] = nil; o == nil {
-		delete(r.attached, key)
-		return
+	if r.attached.Detach(key, addresses, o != nil) && o != nil {
+		r.setPod(key, o)
 	}
-	r.setPod(key, o)
 }
 
 // HasPod reports whether a Pod of this node is known.
-func (r *Resolver) HasPod(key source.Key) bool { return r.here[key] != nil }
+func (r *Resolver) HasPod(key source.Key, uid string) bool {
+	o := r.here[key]
+	return o != nil && source.Same(string(o.UID), uid)
+}
 
 // follow remembers this node's Pods.
 func (r *Resolver) follow(key source.Key, o *corev1.Pod) {
@@ -48,8 +44,6 @@ func (r *Resolver) follow(key source.Key, o *corev1.Pod) {
 		r.here[key] = o
 	case r.here[key] != nil:
 		delete(r.here, key)
-		if len(r.attached[key]) == 0 {
-			delete(r.attached, key)
-		}
+		r.attached.Forget(key)
 	}
 }

@@ -33,6 +33,9 @@ func (r *Resolver) pieceAt(a netip.Addr) *piece {
 type cidr struct {
 	netip.Prefix
 	begin, end []*peer
+	within     *cidr   // the smallest that holds it; nil: none
+	peers      []*peer // what matches inside, unless smaller ones say otherwise
+	depth      int     // how many that are
 }
 
 // cidrs returns the prefixes in use, the wider of two that overlap first.
@@ -76,24 +79,25 @@ func (r *Resolver) podRanges() (out []netip.Prefix) {
 	return slices.Compact(out)
 }
 
-// open is a prefix whose addresses are being cut into pieces, and what matches there.
-type open struct {
-	*cidr
-	last  netip.Addr
-	peers []*peer
-}
-
-// updatePieces cuts the CIDRs in use into pieces, and marks the addresses that are in another piece.
-func (r *Resolver) updatePieces() {
+// updatePieces cuts the CIDRs in use into pieces, and marks the addresses that are in another piece. It returns a
+// resource of which there is not enough, nil if there is of each.
+func (r *Resolver) updatePieces() *resource {
+	prefixes, was := r.cidrs(), r.pieces
+	if over := r.countPieces(prefixes); over != nil {
+		return over
+	}
 	r.staleCIDRs, r.staleRanges = false, false
-	was := r.pieces
-	r.pieces = r.cut(r.cidrs())
+	r.pieces, r.prefixes = nil, 0
+	sweep(prefixes, func(c *cidr) { c.peers = through(c) }, func(c *cidr, of model.Range, _ *cidr) {
+		r.appendPiece(c, of)
+	})
 	r.replacePieces(was)
 	for _, x := range r.addresses {
 		if x.within != r.withinAt(x.Addr) {
 			r.dirty(x)
 		}
 	}
+	return nil
 }
 
 // within is what the piece that holds an address means to it.
@@ -110,74 +114,109 @@ func (r *Resolver) withinAt(a netip.Addr) within {
 	return within{r.nothing, r.nothing, false}
 }
 
-// cut returns the pieces of sorted prefixes.
-func (r *Resolver) cut(prefixes []*cidr) (out []*piece) {
-	var stack []open
-	var from netip.Addr // what is before is cut
-	emit := func(o *open, last netip.Addr) {
-		if !from.IsValid() || last.Less(from) {
-			return
+// sweep calls open for each of sorted prefixes, and visit for each range of addresses that one of them holds and no
+// smaller one. by is the prefix that cuts the range there: another one where it ends or begins inside.
+func sweep(prefixes []*cidr, open func(*cidr), visit func(c *cidr, of model.Range, by *cidr)) {
+	var top, by *cidr
+	var from netip.Addr // what is before is visited
+	until := func(last netip.Addr) {
+		if from.IsValid() && !last.Less(from) {
+			visit(top, model.Range{First: from, Last: last}, by)
 		}
-		out = r.appendPiece(out, o, model.Range{First: from, Last: last})
 	}
 	closeUntil := func(a netip.Addr) {
-		for len(stack) > 0 && (!a.IsValid() || stack[len(stack)-1].last.Less(a)) {
-			o := &stack[len(stack)-1]
-			emit(o, o.last)
-			from = o.last.Next()
-			stack = stack[:len(stack)-1]
+		for top != nil {
+			last := model.LastOf(top.Prefix)
+			if a.IsValid() && !last.Less(a) {
+				return
+			}
+			until(last)
+			top, by, from = top.within, top, last.Next()
 		}
 	}
 	for _, c := range prefixes {
 		first := c.Addr()
 		closeUntil(first)
-		o := open{cidr: c, last: lastOf(c.Prefix)}
-		if len(stack) > 0 {
-			top := &stack[len(stack)-1]
-			if from.Less(first) {
-				emit(top, first.Prev())
-			}
-			o.peers = top.peers
+		if c.within = top; top != nil && from.Less(first) {
+			by = c
+			until(first.Prev())
 		}
-		o.peers = through(o.peers, c)
-		stack, from = append(stack, o), first
+		top, by, from = c, c, first
+		open(c)
 	}
 	closeUntil(netip.Addr{})
-	return out
 }
 
-// through returns what matches inside c, where peers do around it.
-func through(peers []*peer, c *cidr) []*peer {
-	out := append(slices.Clone(peers), c.begin...)
-	out = slices.DeleteFunc(out, func(p *peer) bool { return slices.Contains(c.end, p) })
+// countPieces counts what the pieces of sorted prefixes come to at most, before any is made: how often peers match, and
+// prefixes of pieces. The peers that cut a piece have both. It returns a resource of which there is not enough, nil if
+// there is of each.
+func (r *Resolver) countPieces(prefixes []*cidr) *resource {
+	count, prefixCount := 0, 0
+	for _, p := range r.peers {
+		p.span, p.pieces = 0, 0
+	}
+	sweep(prefixes, func(c *cidr) {
+		if c.depth = len(c.begin) - len(c.end); c.within != nil {
+			c.depth += c.within.depth
+		}
+	}, func(c *cidr, of model.Range, by *cidr) {
+		matches, n, peers := max(c.depth, 0)+identityWeight, of.PrefixCount(), by.begin
+		if len(peers) == 0 {
+			peers = by.end
+		}
+		count += matches
+		prefixCount += n
+		for _, p := range peers {
+			p.span += (matches + len(peers) - 1) / len(peers)
+			p.pieces += (n + 2*len(peers) - 1) / (2 * len(peers))
+		}
+	})
+	r.done = 1
+	switch {
+	case r.lifted:
+	case count > 2*r.limits.Matches: // pieces may be alike
+		return matches
+	case prefixCount/2 > r.maxEntries():
+		return kernelEntries
+	}
+	return nil
+}
+
+// through returns what matches inside c, where others do around it.
+func through(c *cidr) (out []*peer) {
+	if c.within != nil {
+		out = slices.Clone(c.within.peers)
+	}
+	out = append(out, c.begin...)
 	sortPeers(out)
-	return slices.Compact(out)
+	sortPeers(c.end)
+	end := c.end
+	return slices.Compact(slices.DeleteFunc(out, func(p *peer) bool {
+		for len(end) > 0 && end[0].sequence < p.sequence {
+			end = end[1:]
+		}
+		return len(end) > 0 && end[0] == p
+	}))
 }
 
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 1 << (7 - i%8)
+// appendPiece adds a piece of c, to the last one where nothing distinguishes them.
+func (r *Resolver) appendPiece(c *cidr, of model.Range) {
+	if len(c.peers) == 0 {
+		return
 	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}
-
-// appendPiece adds a piece of o, to the last one where nothing tells them apart.
-func (r *Resolver) appendPiece(out []*piece, o *open, of model.Range) []*piece {
-	if len(o.peers) == 0 {
-		return out
-	}
-	p := &piece{Range: of, name: o.String(), signature: r.signatureOf(o.peers)}
+	p := &piece{Range: of, name: c.String(), signature: r.signatureOf(c.peers)}
 	p.known = p.signature
-	if i := slices.IndexFunc(o.peers, func(p *peer) bool { return p.kind == unknownPods }); i >= 0 {
-		p.known = r.signatureOf(slices.Delete(slices.Clone(o.peers), i, i+1))
+	if i := slices.IndexFunc(c.peers, func(p *peer) bool { return p.kind == unknownPods }); i >= 0 {
+		p.known = r.signatureOf(slices.Delete(slices.Clone(c.peers), i, i+1))
 	}
-	if n := len(out); n > 0 && out[n-1].Last.Next() == of.First && out[n-1].signature == p.signature {
-		out[n-1].Last = of.Last
-		return out
+	if n := len(r.pieces); n > 0 && r.pieces[n-1].Last.Next() == of.First && r.pieces[n-1].signature == p.signature {
+		p = r.pieces[n-1]
+		r.prefixes -= p.PrefixCount()
+		p.Last = of.Last
+	} else {
+		r.pieces = append(r.pieces, p)
 	}
-	return append(out, p)
+	r.prefixes += p.PrefixCount()
 }
 
 // replacePieces has pieces that were there before stay the same parts. Those of one address are that address's.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -51,7 +51,7 @@ func readCluster(o *cnpv1.ClusterNetworkPolicy, ref model.PolicyRef, closed stri
 
 // clusterRule reads one rule. What can't be read has the rule fail closed.
 func (r *reader) clusterRule(rule *clusterRule, closed, unknownMatch bool) {
-	c := clause{ref: model.RuleRef{PolicyRef: r.ref, Direction: rule.Direction, Index: rule.index, Name: rule.name},
+	c := clause{ref: model.RuleRef{PolicyRef: r.ref, Direction: rule.Direction, Index: rule.index, RuleName: rule.name},
 		allPorts: len(rule.protocols) == 0}
 	field := fmt.Sprintf("spec.%s[%d]", rule.Direction, rule.index)
 	bad := func(field string, err error) {

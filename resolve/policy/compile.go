@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"net/netip"
@@ -25,18 +26,22 @@ type span struct {
 type clause struct {
 	ref      model.RuleRef
 	refs     []model.RuleRef // ref alone
+	refKey   refsKey         // of ref
 	verdict  model.Verdict
 	everyone bool        // it matches every address, else
 	peers    []*peerSpec // any of these: sorted by text, each once
 	digest   digest      // of the peers
 	allPorts bool        // it matches every protocol and port, else
-	spans    []span      // any of these
+	spans    []span      // any of these: sorted and disjoint, those that are names last
 	named    bool        // some of the spans are names
+	weight   int         // of the peers, where it is named
 }
 
 // seal puts the peers in order and computes their digest.
 func (c *clause) seal() {
 	c.refs = []model.RuleRef{c.ref}
+	key := sha256.Sum256(appendText(appendNumbers(appendRef(nil, c.ref.PolicyRef), uint64(c.ref.Index+1)), c.ref.RuleName))
+	c.refKey = refsKey(key[:])
 	if c.everyone {
 		c.peers = nil
 	}
@@ -47,7 +52,30 @@ func (c *clause) seal() {
 		h.Write(p.digest[:])
 	}
 	h.Sum(c.digest[:0])
-	c.named = slices.ContainsFunc(c.spans, func(s span) bool { return s.name != "" })
+	c.spans = joined(c.spans)
+	if c.named = len(c.spans) > 0 && c.spans[len(c.spans)-1].name != ""; c.named {
+		c.weight = 1
+		for _, p := range c.peers {
+			c.weight += p.weight()
+		}
+	}
+}
+
+// joined returns spans in order, those of numbers that overlap or follow one another as one.
+func joined(l []span) (out []span) {
+	slices.SortFunc(l, func(a, b span) int {
+		return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.first, b.first),
+			cmp.Compare(b.last, a.last))
+	})
+	for _, s := range l {
+		if n := len(out); n > 0 && out[n-1].name == s.name && out[n-1].protocol == s.protocol &&
+			int(s.first) <= int(out[n-1].last)+1 {
+			out[n-1].last = max(out[n-1].last, s.last)
+		} else {
+			out = append(out, s)
+		}
+	}
+	return out
 }
 
 // empty reports whether c matches nothing.

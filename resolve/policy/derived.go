@@ -24,9 +24,8 @@ type derived struct {
 
 // rulesetSets are the rulesets of the classes with pods on this node.
 type rulesetSets struct {
-	rulesets                  map[digest]*ruleset // by what they are made of; nil: nothing decides
-	noRulesets                int                 // how many of those are nil
-	rulesetsByDigest          map[digest]*ruleset
+	rulesets                  map[digest]*ruleset
+	portPieces                int // prefixes of their port entries
 	newRulesets, idleRulesets []*ruleset
 }
 
@@ -34,22 +33,28 @@ type rulesetSets struct {
 type peerTables struct {
 	tables                map[digest]*table
 	newTables, idleTables []*table
+	groups                map[digest]*group
 	peers                 map[string]*peer // in use, by text
 	newPeers, idlePeers   []*peer
 	peerSequence          uint32
 	index                 peerIndex
 	domainPeers           map[string]*peer // of kind domains, by their names
 	verdicts              int              // peer verdicts of all tables
+	evaluations           int              // rules of all tables, each times the identities that its peers match
+	stamp                 uint64           // of the last evaluation
 }
 
 // identities are the signatures of classes, nodes and CIDRs.
 type identities struct {
 	signatures          map[string]*signature
+	matches             int        // peers of all signatures
 	nothing             *signature // of what no peer in use matches
 	unions              map[[2]*signature]*signature
 	newIdentities, idle []*signature
 	signatureLimit      int // how many signatures there may be before those without use are forgotten
+	matchLimit          int // likewise matches
 	pieces              []*piece
+	prefixes            int              // of those
 	blockPods           map[port][]*peer // peers in use of that kind
 	staleCIDRs          bool             // the CIDRs in use have changed
 }
@@ -57,11 +62,11 @@ type identities struct {
 func newDerived() derived {
 	nothing := &signature{}
 	return derived{
-		rulesetSets: rulesetSets{rulesets: map[digest]*ruleset{}, rulesetsByDigest: map[digest]*ruleset{}},
-		peerTables: peerTables{tables: map[digest]*table{}, peers: map[string]*peer{}, index: peerIndex{},
-			domainPeers: map[string]*peer{}},
+		rulesetSets: rulesetSets{rulesets: map[digest]*ruleset{}},
+		peerTables: peerTables{tables: map[digest]*table{}, groups: map[digest]*group{}, peers: map[string]*peer{},
+			index: peerIndex{}, domainPeers: map[string]*peer{}},
 		identities: identities{signatures: map[string]*signature{"": nothing}, nothing: nothing, signatureLimit: 1024,
-			unions: map[[2]*signature]*signature{}, blockPods: map[port][]*peer{}},
+			matchLimit: 1 << 14, unions: map[[2]*signature]*signature{}, blockPods: map[port][]*peer{}},
 		ids: newIDs(),
 	}
 }
@@ -69,29 +74,16 @@ func newDerived() derived {
 // peer is a peerSpec that a peer table of this node names.
 type peer struct {
 	*peerSpec
-	model      *model.Peers
-	sequence   uint32
-	users      int // rules of peer tables
-	indexed    bool
-	tables     map[*table]struct{}
+	model    *model.Peers
+	sequence uint32
+	groups   []*group // that it is one of
+	indexed  bool
+	charge
+	weight     int                     // how often it matches, or is compared, while shares are computed,
+	span       int                     // how often peers match in the pieces of CIDRs that it cuts,
+	pieces     int                     // and what it has of these pieces' prefixes
 	identities map[*signature]struct{} // shown ones that it is part of
 }
-
-// table is a model.PeerTable, and who needs it.
-type table struct {
-	model    *model.PeerTable
-	digest   digest
-	content  content
-	closed   bool // its peer verdicts are beyond the bound: it drops everything
-	ranks    map[*peer]rank
-	every    int // the first rule that matches every address; they are audited
-	users    int // rulesets
-	added    bool
-	verdicts map[*signature]*model.PeerVerdict
-}
-
-// rank is the first rule that names a peer: of all, and of those enforced.
-type rank struct{ all, enforced int }
 
 // signature is a set of peers in use. Where parts say it, it is an identity.
 type signature struct {
@@ -99,106 +91,9 @@ type signature struct {
 	key      string
 	users    int // parts
 	identity *model.Identity
-}
 
-// useTable returns the peer table of that content, with one more user.
-func (r *Resolver) useTable(d digest, c content) *table {
-	t := r.tables[d]
-	if t == nil {
-		t = &table{digest: d, content: c, closed: r.ids.closed[d] > 0, verdicts: map[*signature]*model.PeerVerdict{}}
-		r.readTable(t)
-		r.tables[d] = t
-		r.newTables = append(r.newTables, t)
-	}
-	t.users++
-	return t
-}
-
-// readTable makes t's model, and has t use the peers that its rules name.
-func (r *Resolver) readTable(t *table) {
-	m := &model.PeerTable{ID: r.id("peer table", t.digest), Default: t.content.otherwise}
-	t.model, t.ranks = m, map[*peer]rank{}
-	if t.closed {
-		m.Default = model.VerdictDrop
-		m.Otherwise.Verdict = m.Default
-		return
-	}
-	n := len(t.content.rules)
-	t.every = n
-	for i := range t.content.rules {
-		rule := &t.content.rules[i]
-		out := model.Rule{Verdict: rule.verdict, Audit: rule.audit}
-		if rule.peers == nil && t.every == n {
-			t.every = i
-		}
-		for _, s := range rule.peers {
-			p := r.peers[s.text]
-			if p == nil {
-				r.peerSequence++
-				p = &peer{peerSpec: s, model: &model.Peers{Text: s.text, Domain: s.domain}, sequence: r.peerSequence,
-					tables: map[*table]struct{}{}, identities: map[*signature]struct{}{}}
-				r.peers[s.text] = p
-				r.newPeers = append(r.newPeers, p)
-			}
-			out.Peers = append(out.Peers, p.model)
-			k, there := t.ranks[p]
-			if !there {
-				k = rank{i, n}
-				p.users++
-				p.tables[t] = struct{}{}
-			}
-			if !rule.audit {
-				k.enforced = min(k.enforced, i)
-			}
-			t.ranks[p] = k
-		}
-		m.Rules = append(m.Rules, out)
-	}
-	m.Otherwise = t.decide(r.nothing)
-}
-
-// unused takes one user from each table.
-func (r *Resolver) unused(l ...*table) {
-	for _, t := range l {
-		if t.users--; t.users == 0 {
-			r.idleTables = append(r.idleTables, t)
-		}
-	}
-}
-
-// decide returns what t decides about a signature.
-func (t *table) decide(s *signature) (d model.Decision) {
-	n := len(t.model.Rules)
-	all, enforced := t.every, n
-	if len(t.ranks) < len(s.peers) {
-		for p, k := range t.ranks {
-			if s.has(p) {
-				all, enforced = min(all, k.all), min(enforced, k.enforced)
-			}
-		}
-	} else {
-		for _, p := range s.peers {
-			if k, there := t.ranks[p]; there {
-				all, enforced = min(all, k.all), min(enforced, k.enforced)
-			}
-		}
-	}
-	verdict := func(i int) model.Verdict {
-		if i >= n {
-			return t.model.Default
-		}
-		return t.model.Rules[i].Verdict
-	}
-	d.Verdict = verdict(enforced)
-	d.Report = d.Verdict != model.VerdictDrop && verdict(min(all, enforced)) == model.VerdictDrop
-	return d
-}
-
-func (s *signature) has(p *peer) bool {
-	_, found := slices.BinarySearchFunc(s.peers, p.sequence, func(p *peer, n uint32) int {
-		return cmp.Compare(p.sequence, n)
-	})
-	return found
+	stamp         uint64 // of the evaluation that the others are of
+	all, enforced int    // the first rules that match: of all, and of those enforced
 }
 
 // signatureOf returns the signature of peers, which must be sorted by sequence, each once. It may retain the slice.
@@ -212,6 +107,7 @@ func (r *Resolver) signatureOf(peers []*peer) *signature {
 	}
 	s := &signature{peers: slices.Clone(peers), key: string(b)}
 	r.signatures[s.key] = s
+	r.matches += len(peers) + identityWeight
 	return s
 }
 
@@ -238,6 +134,9 @@ func sortPeers(l []*peer) {
 	slices.SortFunc(l, func(a, b *peer) int { return cmp.Compare(a.sequence, b.sequence) })
 }
 
+// identityWeight is how many matches a signature itself counts for.
+const identityWeight = 8
+
 // show counts one part more that says s, and returns its identity.
 func (r *Resolver) show(s *signature) *model.Identity {
 	if s.users++; s.identity != nil {
@@ -249,6 +148,13 @@ func (r *Resolver) show(s *signature) *model.Identity {
 	}
 	s.identity = m
 	r.newIdentities = append(r.newIdentities, s)
+	for _, p := range s.peers {
+		p.identities[s] = struct{}{}
+		for _, g := range p.groups {
+			g.matches++
+			r.evaluations += g.users
+		}
+	}
 	return m
 }
 
@@ -337,13 +243,25 @@ func (x peerIndex) remove(p *peer) {
 	})
 }
 
-// of returns the peers that match c, by sequence.
-func (x peerIndex) of(c *class, out []*peer) []*peer {
-	match := func(b bucket) {
-		for _, p := range x[b] {
+// of returns the peers that match c, by sequence, and how many were compared with it.
+func (x peerIndex) of(c *class, out []*peer) (_ []*peer, compared int) {
+	x.each(c, func(l []*peer) {
+		compared += len(l)
+		for _, p := range l {
 			if p.matches(c) {
 				out = append(out, p)
 			}
+		}
+	})
+	sortPeers(out)
+	return out, compared
+}
+
+// each calls visit for the peers of each bucket that may match c.
+func (x peerIndex) each(c *class, visit func([]*peer)) {
+	match := func(b bucket) {
+		if l := x[b]; len(l) > 0 {
+			visit(l)
 		}
 	}
 	if c.node != nil {
@@ -359,8 +277,6 @@ func (x peerIndex) of(c *class, out []*peer) []*peer {
 			match(bucket{ofNamespace, "", k, v})
 		}
 	}
-	sortPeers(out)
-	return out
 }
 
 // ids are the IDs of what is, by its digest: the first 64 bits of it. Where two have one ID, the one with the greater
@@ -369,10 +285,7 @@ type ids struct {
 	holders  map[idKey]digest
 	own      map[holder]uint64
 	reserved map[idKey]digest // while everything is made anew: the IDs that those who had one will have
-	closed   map[digest]int   // peer tables beyond the bound, and how many peer verdicts they had
-	// rulesets beyond the bound, by what they are made of, and the rules in their port entries
-	closedRulesets map[digest]int
-	clash          bool // a holder has to have another ID
+	clash    bool             // a holder has to have another ID
 }
 
 type idKey struct {
@@ -386,8 +299,7 @@ type holder struct {
 }
 
 func newIDs() ids {
-	return ids{holders: map[idKey]digest{}, own: map[holder]uint64{}, closed: map[digest]int{},
-		closedRulesets: map[digest]int{}}
+	return ids{holders: map[idKey]digest{}, own: map[holder]uint64{}}
 }
 
 // id returns the ID of what has that digest.

@@ -5,7 +5,7 @@
 // priorities, named ports, audit, and what to do with what can't be read. There is no I/O here, no clock, no log and
 // no goroutine. What can't be read fails closed and becomes a source.Problem.
 //
-// The meaning is that of the comments on the types (networking.k8s.io/v1, policy.networking.k8s.io/v1alpha2), with
+// The meaning is that of the comments on the types (networking.k8s.io/v1, policy.networking.k8s.io/v1beta1), with
 // these decisions where they leave one:
 //   - ClusterNetworkPolicies of one tier and priority are evaluated in the order of their names.
 //   - A pod counts once it has an address and its Namespace is known; on this node it is closed until then. A pod that

@@ -6,7 +6,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // Limits bounds what policies come to on a node: tenants write them. A field that is zero stands for the same field of
@@ -14,10 +14,15 @@ import (
 type Limits struct {
 	Policy    Bounds // of one policy
 	Namespace Bounds // of the NetworkPolicies of one namespace; the oldest come first
-	Entries   int    // port entries of one ruleset
+	Ports     int    // port entries of one ruleset
 	Products  int    // port entries of one ruleset, each times the rules that it has
-	Total     int    // the same of all rulesets
-	Verdicts  int    // peer verdicts of all peer tables
+	// Of these, each namespace with pods on this node has a fair share; the oldest policies come first.
+	Total       int // what all rulesets cost: see figures.cost
+	Comparisons int // of selectors with pods' labels, in one change
+	Matches     int // selectors and CIDRs, each times the identities that it matches
+	Evaluations int // rules of peer tables, each times the identities that its peers match
+	Entries     int // of the kernel: peer verdicts, prefixes of ports, and half of those of CIDRs' pieces
+	ByAddress   int // and so many for each address of a pod or node that is known
 }
 
 // Bounds are numbers of what policies say.
@@ -32,15 +37,30 @@ type Bounds struct {
 var DefaultLimits = Limits{
 	Policy:    Bounds{Peers: 8192, Ports: 8192, Terms: 16384, Excepts: 512},
 	Namespace: Bounds{Peers: 65536, Ports: 65536, Terms: 131072, Excepts: 1024},
-	Entries:   16384, Products: 1 << 17, Total: 1 << 19, Verdicts: 1 << 20,
+	Ports:     16384, Products: 1 << 17, Total: 1 << 18, Comparisons: 1 << 24, Matches: 1 << 18, Evaluations: 1 << 22,
+	Entries: 3 << 15, ByAddress: 2,
 }
+
+// textUnit is how long a key or value of a selector may be to count once.
+const textUnit = 64
 
 // maxNumbers is how many numbers a port's name stands for in an egress rule: those that most namespaces use.
 const maxNumbers = 64
 
 func (l Limits) or(o Limits) Limits {
-	return Limits{l.Policy.or(o.Policy), l.Namespace.or(o.Namespace), cmp.Or(l.Entries, o.Entries),
-		cmp.Or(l.Products, o.Products), cmp.Or(l.Total, o.Total), cmp.Or(l.Verdicts, o.Verdicts)}
+	if l.Entries == 0 {
+		l.Entries, l.ByAddress = o.Entries, o.ByAddress
+	}
+	return Limits{l.Policy.or(o.Policy), l.Namespace.or(o.Namespace), cmp.Or(l.Ports, o.Ports),
+		cmp.Or(l.Products, o.Products), cmp.Or(l.Total, o.Total), cmp.Or(l.Comparisons, o.Comparisons),
+		cmp.Or(l.Matches, o.Matches), cmp.Or(l.Evaluations, o.Evaluations), l.Entries, l.ByAddress}
+}
+
+// Times returns l with n times as much of what all policies of a node share.
+func (l Limits) Times(n int) Limits {
+	l.Total, l.Comparisons, l.Matches, l.Evaluations = n*l.Total, n*l.Comparisons, n*l.Matches, n*l.Evaluations
+	l.Entries *= n
+	return l
 }
 
 func (b Bounds) or(o Bounds) Bounds {
@@ -102,9 +122,15 @@ func (b *Bounds) selector(s *metav1.LabelSelector) {
 	if s == nil {
 		return
 	}
-	b.Terms += 2*len(s.MatchLabels) + len(s.MatchExpressions)
+	for k, v := range s.MatchLabels {
+		b.Terms += 2 + len(k)/textUnit + len(v)/textUnit
+	}
 	for i := range s.MatchExpressions {
-		b.Terms += len(s.MatchExpressions[i].Values)
+		e := &s.MatchExpressions[i]
+		b.Terms += 1 + len(e.Key)/textUnit
+		for _, v := range e.Values {
+			b.Terms += 1 + len(v)/textUnit
+		}
 	}
 }
 

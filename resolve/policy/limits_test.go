@@ -11,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -152,7 +153,7 @@ func TestNamespaceBeyondBounds(t *testing.T) {
 
 // Policies that are small each and large together drop everything at the pods that they meet at, and name themselves.
 func TestRulesetBeyondBounds(t *testing.T) {
-	for name, limits := range map[string]Limits{"entries": {Entries: 4}, "products": {Products: 8}} {
+	for name, limits := range map[string]Limits{"entries": {Ports: 4}, "products": {Products: 8}} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, Config{Limits: limits})
 			a := somePolicy("a", networkingv1.NetworkPolicyIngressRule{Ports: ports(80, 1)})
@@ -175,13 +176,13 @@ func TestRulesetBeyondBounds(t *testing.T) {
 
 // Peer verdicts beyond the bound close the peer tables that have most of them, and those open again.
 func TestVerdictsBeyondBounds(t *testing.T) {
-	s := newStage(t, Config{Limits: Limits{Verdicts: 20}})
+	s := newStage(t, Config{Limits: Limits{Entries: 20}})
 	s.sum.rebuilt = true
 	wide := somePolicy("wide", networkingv1.NetworkPolicyIngressRule{Ports: ports(80, 1),
 		From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}}})
 	wide.Spec.PodSelector.MatchLabels = map[string]string{"app": "wide"}
 	s.put(wide, somePod("tenant", "wide", "10.0.1.2", wide.Spec.PodSelector.MatchLabels))
-	for i := range 10 { // ten selectors tell pods apart
+	for i := range 10 { // ten selectors distinguish pods
 		s.put(somePolicy(fmt.Sprint("p", i), networkingv1.NetworkPolicyIngressRule{Ports: ports(90, 1),
 			From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{
 				"k": fmt.Sprint(i)}}}}}))
@@ -198,7 +199,7 @@ func TestVerdictsBeyondBounds(t *testing.T) {
 		t.Errorf("%d peer verdicts", n)
 	}
 	s.want("10.0.2.0", "10.0.1.2", 80, model.VerdictDrop)
-	s.problem(wide, TooLarge, "peer verdicts")
+	s.problem(wide, TooLarge, "entries of the kernel's tables")
 	s.remove(pods[2:]...)
 	s.want("10.0.2.0", "10.0.1.2", 80, model.VerdictAccept)
 	if l := s.Problems(); len(l) > 0 {
@@ -206,37 +207,151 @@ func TestVerdictsBeyondBounds(t *testing.T) {
 	}
 }
 
-// Rulesets that are together beyond the bound: the largest drop everything, the others stay.
-func TestRulesetsTogetherBeyondBounds(t *testing.T) {
-	s := newStage(t, Config{Limits: Limits{Total: 60}})
-	s.sum.rebuilt = true
-	large := somePolicy("large")
-	large.Spec.PodSelector.MatchLabels = map[string]string{"app": "large"}
+// nestedPorts returns a policy of rules whose port ranges nest, each with a peer of its own: about the square of the
+// rules is what it costs.
+func nestedPorts(ns, name, app string, age int64, rules int) *networkingv1.NetworkPolicy {
+	p := somePolicy(name)
+	p.Namespace, p.CreationTimestamp = ns, metav1.Unix(age, 0)
+	p.Spec.PodSelector.MatchLabels = map[string]string{"app": app}
+	for i := range rules {
+		r := networkingv1.NetworkPolicyIngressRule{Ports: ports(1+i, 1), From: blocks(fmt.Sprintf("10.%d.0.0/16", i%250))}
+		end := int32(65535 - i)
+		r.Ports[0].EndPort = &end
+		p.Spec.Ingress = append(p.Spec.Ingress, r)
+	}
+	return p
+}
+
+func tcpPort(n int) []cnpv1.ClusterNetworkPolicyProtocol {
+	return []cnpv1.ClusterNetworkPolicyProtocol{{TCP: &cnpv1.ClusterNetworkPolicyProtocolTCP{
+		DestinationPort: &cnpv1.Port{Number: int32(n)}}}}
+}
+
+func labelled(ns, app, ip string) *corev1.Pod {
+	return somePod(ns, app, ip, map[string]string{"app": app})
+}
+
+// Of what all rulesets may cost each namespace has a fair share. Of a namespace that wants more, the oldest policies
+// stay in force, the pods of others drop everything, and nothing of that is made; others' pods don't notice.
+func TestCostsBeyondTheShareOfANamespace(t *testing.T) {
+	s := newStage(t, Config{Limits: Limits{Total: 1200}})
+	small := nestedPorts("tenant", "small", "small", 9, 10)
+	s.put(small, labelled("tenant", "small", "10.0.1.2"))
+	var evil []source.Object
 	for i := range 20 {
-		large.Spec.Ingress = append(large.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{Ports: ports(90+2*i, 1),
-			From: blocks(fmt.Sprintf("10.%d.0.0/16", i))})
+		app := fmt.Sprint("p", i)
+		evil = append(evil, nestedPorts("evil", app, app, int64(100-i), 20), labelled("evil", app, fmt.Sprint("10.0.3.", i)))
 	}
-	small := somePolicy("small", networkingv1.NetworkPolicyIngressRule{Ports: ports(80, 1)})
-	small.Spec.PodSelector.MatchLabels = map[string]string{"app": "small"}
-	s.put(large, somePod("tenant", "a", "10.0.1.2", large.Spec.PodSelector.MatchLabels))
-	s.want("10.0.7.7", "10.0.1.2", 90, model.VerdictAccept)
-	more := small.DeepCopy()
-	more.Name, more.Spec.Ingress[0].Ports = "more", ports(200, 30)
-	for i := range more.Spec.Ingress[0].Ports { // entries that can't be joined
-		*more.Spec.Ingress[0].Ports[i].Port = intstr.FromInt32(int32(200 + 2*i))
+	s.put(evil...)
+	s.want("10.3.7.7", "10.0.1.2", 90, model.VerdictAccept)
+	s.want("10.3.7.7", "10.0.3.19", 90, model.VerdictAccept) // the oldest
+	s.want("10.3.7.7", "10.0.3.0", 90, model.VerdictDrop)
+	s.problem(evil[0], TooLarge, "ingress by NetworkPolicy evil/p0 at pod evil/p0: its policies cost")
+	s.problem(evil[0], TooLarge, "beyond the share of namespace evil in the 1200 of this node: it drops everything; "+
+		"use fewer")
+	for _, p := range s.Problems() {
+		if p.Object.Namespace != "evil" {
+			t.Errorf("problem of another namespace: %s", p)
+		}
 	}
-	s.put(small, more, somePod("tenant", "b", "10.0.1.3", small.Spec.PodSelector.MatchLabels))
-	s.want("10.0.7.7", "10.0.1.3", 80, model.VerdictDrop)
-	s.want("10.0.7.7", "10.0.1.2", 90, model.VerdictAccept)
-	s.problem(more, TooLarge, "one of the largest")
-	s.remove(more)
-	s.want("10.0.7.7", "10.0.1.3", 80, model.VerdictAccept)
-	s.put(more)
-	s.want("10.0.7.7", "10.0.1.3", 80, model.VerdictDrop)
-	s.remove(large, more)
-	s.want("10.0.7.7", "10.0.1.3", 80, model.VerdictAccept)
+	if n := len(s.sum.now.Tables); n > 150 {
+		t.Errorf("%d peer tables", n)
+	}
+	s.remove(evil[38], evil[37]) // the oldest policy, and another pod
+	s.want("10.3.7.7", "10.0.3.17", 90, model.VerdictAccept)
+	s.remove(evil[:36]...)
+	s.remove(evil[36])
 	if l := s.Problems(); len(l) > 0 {
 		t.Errorf("problems %v", l)
+	}
+}
+
+// A ruleset that pods of several namespaces have is paid for by all of them, and drops everything for none but those
+// beyond their share.
+func TestSharedRulesetBeyondTheShareOfOneNamespace(t *testing.T) {
+	s := newStage(t, Config{Limits: Limits{Total: 600}})
+	all := &cnpv1.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "all"}}
+	all.Spec.Tier, all.Spec.Subject.Namespaces = cnpv1.AdminTier, &metav1.LabelSelector{}
+	for i := range 100 {
+		all.Spec.Ingress = append(all.Spec.Ingress, cnpv1.ClusterNetworkPolicyIngressRule{
+			Action:    cnpv1.ClusterNetworkPolicyRuleActionDeny,
+			From:      []cnpv1.ClusterNetworkPolicyIngressPeer{{Namespaces: &metav1.LabelSelector{}}},
+			Protocols: tcpPort(100 + 2*i)})
+	}
+	s.put(all)
+	for i := range 10 {
+		s.put(labelled(fmt.Sprint("ns", i), "a", fmt.Sprint("10.0.2.", i)))
+	}
+	s.want("10.3.7.7", "10.0.2.3", 90, model.VerdictAccept)
+	s.want("10.0.2.4", "10.0.2.3", 100, model.VerdictDrop)
+	s.put(nestedPorts("evil", "large", "large", 5, 20), labelled("evil", "large", "10.0.3.1"))
+	s.want("10.3.7.7", "10.0.2.3", 90, model.VerdictAccept)
+	s.want("10.0.2.4", "10.0.2.3", 100, model.VerdictDrop)
+	s.want("10.3.7.7", "10.0.3.1", 90, model.VerdictDrop)
+}
+
+// Selectors of one tenant that distinguish all pods multiply what others' policies and the cluster's come to: that
+// tenant pays for it, also where it has two namespaces for that.
+func TestSelectorsThatDistinguishPodsPay(t *testing.T) {
+	for _, limits := range []Limits{{Entries: 4000}, {Evaluations: 4000}, {Matches: 20000}} {
+		s := newStage(t, Config{Limits: limits})
+		s.sum.rebuilt = true
+		objects := []source.Object{labelled("tenant", "web", "10.0.1.2"), labelled("evil-1", "a", "10.0.1.3"),
+			labelled("evil-2", "a", "10.0.1.4")}
+		for i := range 20 { // of the cluster, each at a port of its own
+			c := &cnpv1.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("c", i)}}
+			c.Spec.Tier, c.Spec.Subject.Namespaces = cnpv1.AdminTier, &metav1.LabelSelector{}
+			from := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: fmt.Sprint("x", i),
+				Operator: metav1.LabelSelectorOpDoesNotExist}}}
+			c.Spec.Ingress = []cnpv1.ClusterNetworkPolicyIngressRule{{Action: cnpv1.ClusterNetworkPolicyRuleActionDeny,
+				From:      []cnpv1.ClusterNetworkPolicyIngressPeer{{Namespaces: from}},
+				Protocols: tcpPort(100 + i)}}
+			objects = append(objects, c)
+		}
+		for i := range 600 {
+			labels := map[string]string{"app": "client"}
+			for b := range 10 {
+				labels[fmt.Sprint("b", b)] = fmt.Sprint(i >> b & 1)
+			}
+			p := somePod("other", fmt.Sprint("p", i), fmt.Sprintf("10.1.%d.%d", i/200, i%200), labels)
+			p.Spec.NodeName = "n2"
+			objects = append(objects, p)
+		}
+		web := somePolicy("web", networkingv1.NetworkPolicyIngressRule{Ports: ports(80, 1),
+			From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}}})
+		s.put(append(objects, web)...)
+		s.want("10.1.0.1", "10.0.1.2", 80, model.VerdictAccept)
+		if l := s.Problems(); len(l) > 0 {
+			t.Fatalf("before: %v", l)
+		}
+		var evil []source.Object
+		for n, op := range []metav1.LabelSelectorOperator{metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn} {
+			rule := networkingv1.NetworkPolicyIngressRule{Ports: ports(80, 1)}
+			for b := range 10 {
+				rule.From = append(rule.From, networkingv1.NetworkPolicyPeer{NamespaceSelector: &metav1.LabelSelector{},
+					PodSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: fmt.Sprint("b", b),
+						Operator: op, Values: []string{"1"}}}}})
+			}
+			p := somePolicy("apart", rule)
+			p.Namespace, p.CreationTimestamp = fmt.Sprint("evil-", n+1), metav1.Unix(9, 0)
+			evil = append(evil, p)
+		}
+		s.put(evil...)
+		s.want("10.1.0.1", "10.0.1.2", 80, model.VerdictAccept)
+		s.want("10.1.0.1", "10.0.1.2", 101, model.VerdictDrop)
+		s.want("203.0.113.1", "10.0.1.3", 443, model.VerdictDrop)
+		s.problem(evil[0], TooLarge, "beyond the share of namespace evil-1")
+		s.problem(evil[1], TooLarge, "beyond the share of namespace evil-2")
+		for _, p := range s.Problems() {
+			if !strings.HasPrefix(p.Object.Namespace, "evil-") {
+				t.Fatalf("%+v: problem of another: %s", limits, p)
+			}
+		}
+		s.remove(evil...)
+		s.want("10.1.0.1", "10.0.1.3", 443, model.VerdictAccept)
+		if l := s.Problems(); len(l) > 0 {
+			t.Errorf("after: %v", l)
+		}
 	}
 }
 
@@ -308,11 +423,13 @@ func TestPeersOfNamedPortsAreBounded(t *testing.T) {
 // Objects of the size that an API server accepts, made to be expensive, are bounded.
 func TestHostilePoliciesAreBounded(t *testing.T) {
 	var wide []networkingv1.NetworkPolicyIngressRule
-	for i := range 3000 { // each rule at all ports, and as many single ports
+	for i := range 2000 { // rules at all ports, and as many at single ports
 		end := int32(65535)
 		first := intstr.FromInt32(1)
-		wide = append(wide, networkingv1.NetworkPolicyIngressRule{From: blocks(fmt.Sprintf("10.%d.%d.0/24", i/256, i%256)),
-			Ports: append(ports(1+2*i, 1), networkingv1.NetworkPolicyPort{Port: &first, EndPort: &end})})
+		from := blocks(fmt.Sprintf("10.%d.%d.0/24", i/256, i%256))
+		wide = append(wide, networkingv1.NetworkPolicyIngressRule{From: from,
+			Ports: []networkingv1.NetworkPolicyPort{{Port: &first, EndPort: &end}}},
+			networkingv1.NetworkPolicyIngressRule{From: from, Ports: ports(1+2*i, 1)})
 	}
 	var nested []networkingv1.NetworkPolicyIngressRule
 	for i := range 500 { // each with an exception of its own

@@ -48,29 +48,6 @@ func TestManyPoliciesOfOnePod(t *testing.T) {
 	}
 }
 
-// Subjects have the devices of their addresses, whichever is known first, and lose them again.
-func TestDevicesOfSubjects(t *testing.T) {
-	s := newStage(t, Config{Devices: map[netip.Addr]string{netip.MustParseAddr("10.0.1.1"): "pod1"}})
-	want := func(pod, other string) {
-		t.Helper()
-		s.sum.apply(seedDice{T: t}, s.Apply(nil))
-		for a, want := range map[string]string{"10.0.1.1": pod, "10.0.1.2": other} {
-			if p := s.sum.now.Subjects[netip.MustParseAddr(a)]; p == nil && want != "none" || p != nil && p.Device != want {
-				t.Errorf("%s: %+v, want device %q", a, p, want)
-			}
-		}
-	}
-	want("pod1", "none")
-	s.SetDevices(map[netip.Addr]string{netip.MustParseAddr("10.0.1.2"): "pod2"})
-	want("", "none")
-	s.put(somePod("tenant", "other", "10.0.1.2", nil))
-	want("", "pod2")
-	s.SetDevices(nil)
-	want("", "")
-	s.SetDevices(map[netip.Addr]string{netip.MustParseAddr("10.0.1.1"): "pod3"})
-	want("pod3", "")
-}
-
 // A pod that a selector matches beside many others moves among nodes with its address: a peer throughout, but while no
 // pod has the address. What changes doesn't grow with those others.
 func TestPodMovesWithItsAddress(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -67,7 +67,7 @@ func (r *Resolver) applyPolicy(key source.Key, o *networkingv1.NetworkPolicy) {
 
 // reselect marks c, if it has pods of this node, as selected by other policies.
 func (r *Resolver) reselect(c *class) {
-	if c.local > 0 {
+	if c.here != nil {
 		r.dirtyLocal[c] = struct{}{}
 	}
 }

@@ -87,34 +87,60 @@ func (r *Resolver) collectProblems() []source.Problem {
 		out = append(out, p...)
 	}
 	out = append(out, r.services.problems(r.config.Node)...)
+	out = append(out, r.devices.problems(r.config.Node)...)
 	sortProblems(out)
 	return out
 }
 
-// excess returns what is beyond the bounds of rulesets and peer tables, by the policies that take part.
+// closedPods are this node's pods of a namespace that have a plan which drops everything.
+type closedPods struct {
+	first string // by name
+	count int
+}
+
+// String returns "pod shop/web-1 and 2 more".
+func (p closedPods) String() string {
+	if p.count == 1 {
+		return "pod " + p.first
+	}
+	return fmt.Sprintf("pod %s and %d more", p.first, p.count-1)
+}
+
+// excess returns what is beyond the bounds of plans, by the policies that take part.
 func (r *Resolver) excess() map[*policy][]string {
-	out, seen := map[*policy][]string{}, map[*ruleset]bool{}
+	closed := map[rejectionKey]closedPods{}
 	for c := range r.local {
-		for _, of := range c.rulesets {
-			for _, rs := range of {
-				if rs == nil || seen[rs] {
+		for _, of := range c.here.plans {
+			for _, p := range of {
+				k := rejectionKey{p, c.namespace}
+				if p == nil || p.excess == "" && r.rejections[k] == nil {
 					continue
 				}
-				seen[rs] = true
-				text := rs.excess
-				if text != "" {
-					text += ": it drops everything; use fewer or smaller policies for one pod"
-				}
-				if slices.ContainsFunc(rs.tables, func(t *table) bool { return t.closed }) {
-					text = fmt.Sprintf("%s: the peers of all policies of this node come to more than %d peer verdicts: those "+
-						"with most of them drop everything; use fewer or narrower selectors", rs.model.Name, r.limits.Verdicts)
-				}
-				for _, p := range rs.policies {
-					if text != "" {
-						out[p] = append(out[p], text)
+				l := closed[k]
+				for _, x := range c.pods {
+					if !x.local {
+						continue
+					}
+					if l.count++; l.first == "" || x.String() < l.first {
+						l.first = x.String()
 					}
 				}
+				closed[k] = l
 			}
+		}
+	}
+	r.closedPods = len(closed) > 0
+	out := map[*policy][]string{}
+	for k, l := range closed {
+		why, advice := k.plan.excess, "use fewer or smaller policies for one pod"
+		if f := r.rejections[k]; why == "" {
+			why = fmt.Sprintf(f.resource.what+", which is beyond the share of namespace %s in the %d of this node", f.cost,
+				k.namespace.name, f.resource.limit(r))
+			advice = f.resource.advice
+		}
+		text := fmt.Sprintf("%s at %s: %s: it drops everything; %s", k.plan.name(), l, why, advice)
+		for _, p := range k.plan.policies[:min(len(k.plan.policies), mostNamed)] {
+			out[p] = append(out[p], text)
 		}
 	}
 	for _, l := range out {

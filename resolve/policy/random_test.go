@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -582,8 +582,8 @@ func (s *sum) apply(t dice, c model.Change[model.PolicyPart]) {
 		}
 	}
 	s.now.Apply(c)
-	n := len(s.now.Subjects) + len(s.now.Singles) + len(s.now.Ranges) + len(s.now.Rulesets) + len(s.now.Tables) +
-		len(s.now.Verdicts) + 1
+	n := len(s.now.Devices) + len(s.now.Subjects) + len(s.now.Singles) + len(s.now.Ranges) + len(s.now.Rulesets) +
+		len(s.now.Tables) + len(s.now.Verdicts) + 1
 	if n != len(s.parts) {
 		t.Fatalf("%d parts, of which %d have different names", len(s.parts), n)
 	}
@@ -631,6 +631,8 @@ func (s *sum) sound(t dice) {
 
 func nameOf(p model.PolicyPart) string {
 	switch p := p.(type) {
+	case *model.Device:
+		return "device " + p.Name
 	case *model.Subject:
 		return "subject " + p.Addr.String()
 	case *model.Ruleset:
@@ -757,19 +759,18 @@ func steps(t dice) {
 func boundedSteps(t dice) {
 	w := newWalk(t)
 	b := Bounds{Peers: 2 + t.roll("peers", 8), Ports: 1 + t.roll("ports", 6), Terms: 2 + t.roll("terms", 12), Excepts: 2}
-	w.config.Limits = Limits{Policy: b, Namespace: b.plus(b), Entries: 2 + t.roll("entries", 6),
-		Products: 4 + t.roll("products", 20)}
+	w.config.Limits = Limits{Policy: b, Namespace: b.plus(b), Ports: 2 + t.roll("port entries", 6),
+		Products: 4 + t.roll("products", 20), Total: 5 + t.roll("total", 60)}
 	settled := t.roll("settled?", 2) == 0
-	if !settled { // what these close depends on what was there before
-		w.config.Limits.Verdicts, w.config.Limits.Total = 5+t.roll("verdicts", 20), 5+t.roll("total", 20)
+	if l := &w.config.Limits; !settled { // what these close depends on what was there before
+		l.Entries, l.Matches = 5+t.roll("entries", 30), 20+t.roll("matches", 80)
+		l.Evaluations, l.Comparisons = 5+t.roll("evaluations", 40), 5+t.roll("comparisons", 100)
 		w.sum.rebuilt = true
 	}
 	w.resolver = New(w.config)
 	for range 1 + t.roll("steps", 20) {
 		w.change(6)
-		if n := len(w.sum.now.Verdicts); !settled && n > w.config.Limits.Verdicts {
-			t.Fatalf("%d peer verdicts", n)
-		}
+		w.within()
 		if settled {
 			w.fresh()
 		}
@@ -783,6 +784,43 @@ func boundedSteps(t dice) {
 	}
 }
 
+// within checks that what there is is within the limits.
+func (w *walk) within() {
+	l, identities := w.resolver.limits, map[*model.Identity]bool{}
+	for _, p := range w.sum.now.Parts() {
+		if p, is := p.(*model.Peer); is {
+			identities[p.Identity] = true
+		}
+	}
+	matches := 0
+	for i := range identities {
+		if n := len(i.Match); n > 0 {
+			matches += n + identityWeight
+		}
+	}
+	entries, prefixes := len(w.sum.now.Verdicts), 0
+	for _, p := range w.sum.now.Ranges {
+		prefixes += p.Range.PrefixCount()
+	}
+	for _, rs := range w.sum.now.Rulesets {
+		entries += len(rs.Ports)
+	}
+	if entries += prefixes / 2; entries > l.Entries || matches > l.Matches {
+		w.Fatalf("%d entries, %d matches: want at most %d and %d", entries, matches, l.Entries, l.Matches)
+	}
+	cost := 0
+	for _, rs := range w.sum.now.Rulesets {
+		for _, e := range append(rs.Ports[:len(rs.Ports):len(rs.Ports)], rs.Default) {
+			if len(e.Sources) > 0 {
+				cost += 1 + len(e.Sources)
+			}
+		}
+	}
+	if cost > l.Total {
+		w.Fatalf("rulesets cost %d: want at most %d", cost, l.Total)
+	}
+}
+
 // TestBoundedSteps walks ten times as often as rapid by itself: what is beyond bounds rarely meets.
 func TestBoundedSteps(t *testing.T) {
 	for range 10 {
@@ -793,16 +831,13 @@ func TestBoundedSteps(t *testing.T) {
 // mustBeEmpty checks that a resolver of which all objects are gone has nothing left of them.
 func mustBeEmpty(t dice, r *Resolver) {
 	r.collect()
-	r.noRulesets = 1 << 20
-	r.tidy()
 	for what, n := range map[string]int{"namespaces": len(r.namespaces), "nodes": len(r.nodes), "pods": len(r.pods),
 		"addresses": len(r.addresses) - len(r.config.Addresses), "policies": len(r.cluster) + r.policies + len(r.selecting) +
-			len(r.selections) +
-			len(r.unreadable), "numbers": len(r.numbers) + len(r.classes), "local classes": len(r.local),
-		"rulesets": len(r.rulesets) +
-			len(r.rulesetsByDigest), "tables": len(r.tables), "peers": len(r.peers) + len(r.index),
-		"signatures": len(r.signatures) - 1, "pieces": len(r.pieces) + len(r.blockPods), "verdicts": r.verdicts,
-		"IDs": len(r.ids.holders) + len(r.ids.own) + len(r.ids.closed) + len(r.ids.closedRulesets)} {
+			len(r.selections) + len(r.unreadable), "numbers": len(r.numbers) + len(r.classes), "local classes": len(r.local),
+		"rulesets": len(r.rulesets) + len(r.plans) + len(r.rejections), "tables": len(r.tables) + len(r.groups),
+		"peers": len(r.peers) + len(r.index), "signatures": len(r.signatures) - 1, "pieces": len(r.pieces) +
+			len(r.blockPods), "verdicts": r.entriesUsed() + r.evaluations + r.matches, "costs": r.wanted,
+		"IDs": len(r.ids.holders) + len(r.ids.own)} {
 		if n != 0 {
 			t.Fatalf("%d %s are left", n, what)
 		}
@@ -811,11 +846,72 @@ func mustBeEmpty(t dice, r *Resolver) {
 
 func TestSteps(t *testing.T) { rapid.Check(t, func(t *rapid.T) { steps(rapidDice{t}) }) }
 
+// smallWorld is what the fuzzer changes: so little that an input is tried in a fraction of a millisecond, and of which
+// everything meets.
+func smallWorld() (changes []source.Change) {
+	pod := func(node int, ns, name, app string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{"app": app}}}
+		p.Spec.NodeName = worldNodes[node-1]
+		p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 80}}}}
+		p.Status.PodIPs = []corev1.PodIP{{IP: fmt.Sprintf("10.0.%d.%s", node, name[1:])}}
+		return p
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	node.Spec.PodCIDRs = []string{"10.0.1.0/24"}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.168.0.1"}}
+	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{
+		corev1.LabelMetadataName: "shop", "team": "a"}}}
+	for _, o := range []source.Object{node, shop, pod(1, "shop", "p2", "web"), pod(1, "shop", "p3", "db"),
+		pod(2, "shop", "p4", "web"), pod(2, "bank", "p5", "x")} {
+		changes = append(changes, source.Change{Key: source.KeyOf(o), Object: o})
+	}
+	return changes
+}
+
+// mostFuzzed is how many bytes of an input count.
+const mostFuzzed = 512
+
+// fuzz changes a small world a few times, perhaps with limits that are easily exceeded, and compares packets with the
+// second opinion, the sum of the changes with the whole, and in the end what is left of all with nothing.
+func fuzz(t dice) {
+	w := newWalk(t)
+	limited := t.roll("limited?", 4) == 0
+	if limited {
+		w.config.Limits = Limits{Ports: 2 + t.roll("port entries", 4), Total: 5 + t.roll("total", 60),
+			Entries: 5 + t.roll("entries", 30), Matches: 20 + t.roll("matches", 80)}
+		w.sum.rebuilt = true
+	}
+	w.resolver = New(w.config)
+	w.apply(smallWorld())
+	for range 1 + t.roll("steps", 3) {
+		w.change(4)
+		if limited {
+			w.within()
+			continue
+		}
+		n, addresses := newNaive(w.config, w.there), w.addresses()
+		for range 4 {
+			w.judge(n, drawPacket(t, addresses))
+		}
+	}
+	if !limited {
+		w.fresh()
+	}
+	var gone []source.Change
+	for _, k := range keysOf(w.there) {
+		gone = append(gone, source.Change{Key: k})
+	}
+	w.sum.apply(t, w.resolver.Apply(gone))
+	mustBeEmpty(t, w.resolver)
+}
+
 func FuzzApply(f *testing.F) {
 	for seed := range 20 {
-		data := make([]byte, 4096)
+		data := make([]byte, mostFuzzed/4)
 		rand.NewChaCha8([32]byte{byte(seed)}).Read(data)
 		f.Add(data)
 	}
-	f.Fuzz(func(t *testing.T, data []byte) { steps(&byteDice{t, data}) })
+	f.Fuzz(func(t *testing.T, data []byte) {
+		fuzz(&byteDice{t, data[:min(len(data), mostFuzzed)]})
+	})
 }

@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
@@ -40,9 +40,9 @@ type Config struct {
 	// ImpliedNamespaces has pods of a Namespace that isn't declared count as if it had no label but its name: for sources
 	// without an API server.
 	ImpliedNamespaces bool
-	// Devices are those by which addresses are reached, and by which alone pods with these addresses may send; an address
-	// without one may send by any.
-	Devices map[netip.Addr]string
+	// Devices are those by which pods are reached: a pod's address that one of them leads to comes in by that alone, and
+	// by a device that is one pod's alone comes in nothing else. nil, or with Audit: no source is checked.
+	Devices []Device
 	PreDNAT []netip.Prefix // as in model.PolicyNode
 	CutMark uint32         // as in model.PolicyNode
 	Key     string         // of the IDs, so that tenants can't search for equal ones
@@ -59,13 +59,16 @@ type Resolver struct {
 
 	observed
 	selected
+	usage
 	derived
 	dirt
 	services destinations
 	attachments
+	devices
 
 	problemsNow   []source.Problem // what Problems returned last
 	staleProblems bool             // that is out of date
+	closedPods    bool             // it names pods that drop everything
 }
 
 // observed is what is known of the cluster.
@@ -93,6 +96,22 @@ type selected struct {
 	selections map[digest]*selection
 	last       *selection // the one that was found last
 	buffer     []*policy
+	plans      map[digest]*plan
+	idlePlans  []*plan
+	spans      [len(protocols)][]portRange // those that were counted last
+}
+
+// usage is what plans want and use, against the limits.
+type usage struct {
+	wanted     int // what all plans cost
+	compared   int // comparisons of this change
+	rejections map[rejectionKey]*rejection
+	refusedAt  int                // how many classes there were when comparisons were beyond the limit
+	freed      map[*resource]bool // a plan is gone that was refused for that
+	reshow     bool               // the rulesets of classes may be others
+	lifted     bool               // nothing of what is beyond a limit is a policy's
+	done       float64            // of the work that was interrupted by a limit
+	turn       uint64             // of counting shares
 }
 
 // dirt is what may be out of date.
@@ -116,14 +135,17 @@ func New(c Config) *Resolver {
 			domains: map[string][]*address{},
 		},
 		selected: selected{local: map[*class]struct{}{}, selecting: map[*policy]struct{}{},
-			selections: map[digest]*selection{}},
+			selections: map[digest]*selection{}, plans: map[digest]*plan{}},
+		usage:   usage{rejections: map[rejectionKey]*rejection{}, freed: map[*resource]bool{}},
 		derived: newDerived(),
 		dirt: dirt{dirtyClasses: map[*class]struct{}{}, dirtyLocal: map[*class]struct{}{},
 			pending: map[model.PolicyPart]int{}},
 		services:    destinations{frontends: map[netip.Addr]int{}},
-		attachments: attachments{map[source.Key]*corev1.Pod{}, map[source.Key][]netip.Addr{}},
+		attachments: attachments{map[source.Key]*corev1.Pod{}, source.Attached{}},
+		devices:     newDevices(),
 	}
 	r.SetAddresses(c.Addresses)
+	r.SetDevices(c.Devices)
 	return r
 }
 
@@ -181,22 +203,6 @@ func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 	}
 }
 
-// SetDevices replaces Config.Devices. The next change has what follows from it.
-func (r *Resolver) SetDevices(devices map[netip.Addr]string) {
-	dirty := func(a netip.Addr) {
-		if x := r.addresses[a]; x != nil && r.config.Devices[a] != devices[a] {
-			r.dirty(x)
-		}
-	}
-	for a := range r.config.Devices {
-		dirty(a)
-	}
-	for a := range devices {
-		dirty(a)
-	}
-	r.config.Devices = maps.Clone(devices)
-}
-
 // Apply makes changes true and returns what changes on the node by them, in a settled order. Its cost follows what the
 // changes touch. Kinds that mean nothing to policies are ignored.
 func (r *Resolver) Apply(changes []source.Change) model.Change[model.PolicyPart] {
@@ -247,9 +253,7 @@ func (r *Resolver) applyNamespace(name string, o *corev1.Namespace) {
 	}
 	for _, c := range n.classes {
 		r.dirtyClasses[c] = struct{}{}
-		if c.local > 0 {
-			r.dirtyLocal[c] = struct{}{}
-		}
+		r.reselect(c)
 		if known != r.known(n) {
 			for _, p := range c.pods {
 				r.dirty(p.addresses...)
@@ -353,11 +357,17 @@ type class struct {
 	next      *class // of the same hash
 	at        int    // in the namespace
 	pods      []*pod
-	local     int // pods on this node
+	here      *here // nil: no pods on this node
 	signature *signature
-	rulesets  [2][model.PolicyStages]*ruleset // of those with local pods, by direction
-	selection *selection                      // likewise
-	named     bool                            // its egress rulesets depend on numbers of named ports
+}
+
+// here is what policies come to for the pods of a class that are on this node.
+type here struct {
+	pods      int // 0: they have just gone
+	selection *selection
+	named     bool                            // the rulesets of egress depend on numbers of named ports
+	plans     [2][model.PolicyStages]*plan    // by direction
+	rulesets  [2][model.PolicyStages]*ruleset // that the plans come to
 }
 
 type portName struct {
@@ -416,7 +426,11 @@ func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
 
 // countLocal adds n pods of this node to c.
 func (r *Resolver) countLocal(c *class, n int) {
-	if c.local += n; c.local > 0 {
+	r.staleProblems = r.staleProblems || r.closedPods
+	if c.here == nil {
+		c.here = &here{}
+	}
+	if c.here.pods += n; c.here.pods > 0 {
 		if _, there := r.local[c]; !there {
 			r.local[c] = struct{}{}
 			r.dirtyLocal[c] = struct{}{}
@@ -439,11 +453,15 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 			p.addresses = append(p.addresses, r.address(a))
 		}
 	}
-	attached, known := r.attached[key]
-	for _, a := range attached {
-		p.addresses = append(p.addresses, r.address(a))
+	var attached bool
+	if r.here[key] == o {
+		var l []netip.Addr
+		l, attached = r.attached.Of(key, o)
+		for _, a := range l {
+			p.addresses = append(p.addresses, r.address(a))
+		}
 	}
-	if !known {
+	if !attached {
 		for _, ip := range o.Status.PodIPs {
 			add(ip.IP)
 		}
@@ -570,6 +588,7 @@ type address struct {
 	signature *signature // what its part says; nil: none
 	peer      *model.Peer
 	subject   *model.Subject
+	bridge    string // by which the subject is reached, "" if by none
 }
 
 // address returns what is known of a, new if nothing was. It is forgotten when settled.

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"bytes"
 	"cmp"
 	"maps"
 	"net/netip"
@@ -17,19 +16,27 @@ import (
 func (r *Resolver) put(p model.PolicyPart) { r.pending[p]++ }
 func (r *Resolver) del(p model.PolicyPart) { r.pending[p]-- }
 
-// maxRebuilds is how often everything is made anew at most in one change. Each time one thing more has another ID or is
-// closed.
+// maxRebuilds is how often everything is made anew at most in one change. Each time one thing more has another ID.
 const maxRebuilds = 16
 
 // settle works off what is dirty and returns what changes by it.
 func (r *Resolver) settle() model.Change[model.PolicyPart] {
 	r.staleProblems = r.staleProblems || len(r.dirtyLocal) > 0 || r.renumbered
-	r.work()
-	for n := 0; n < maxRebuilds && (r.ids.clash || r.closeRulesets() || r.unbalanced()); n++ {
-		r.staleProblems = true
-		r.rebuild()
-		r.work()
+	r.compared, r.lifted = 0, false
+	for reopened, n := false, 0; ; {
+		if x := r.work(); x != nil {
+			r.refuse(x)
+			continue
+		}
 		r.ids.reserved = nil
+		if r.ids.clash && n < maxRebuilds {
+			n++
+			r.rebuild()
+		} else if reopened || !r.reopen() {
+			break
+		} else {
+			reopened = true
+		}
 	}
 	var out model.Change[model.PolicyPart]
 	for p, n := range r.pending {
@@ -54,87 +61,58 @@ func emptied[K comparable, V any](m map[K]V) map[K]V {
 	return m
 }
 
-// work works off what is dirty, in the order in which one follows from another.
-func (r *Resolver) work() {
+// work works off what is dirty, in the order in which one follows from another. It stops where there is not enough of a
+// resource, and returns that.
+func (r *Resolver) work() *resource {
 	if r.renumbered {
 		r.renumbered = false
 		r.numbering++
 		for c := range r.local {
-			if c.named {
+			if c.here.named {
 				r.dirtyLocal[c] = struct{}{}
 			}
+		}
+	}
+	r.updateLocal()
+	r.removeRulesets()
+	r.removeTables()
+	r.updatePeers()
+	if x := r.updateSignatures(); x != nil {
+		return x
+	}
+	if r.staleCIDRs || r.staleRanges {
+		if x := r.updatePieces(); x != nil {
+			return x
+		}
+	}
+	if x := r.updateAddresses(); x != nil {
+		return x
+	}
+	if x := r.updateVerdicts(); x != nil {
+		return x
+	}
+	r.updateNode()
+	r.tidy()
+	return nil
+}
+
+// updateLocal sets the rulesets of classes with pods on this node to what their policies come to.
+func (r *Resolver) updateLocal() {
+	for c := range r.dirtyLocal {
+		r.updatePlans(c)
+	}
+	r.dropPlans()
+	r.admit()
+	if r.reshow {
+		r.reshow = false
+		for c := range r.local {
+			r.dirtyLocal[c] = struct{}{}
 		}
 	}
 	for c := range r.dirtyLocal {
 		r.updateRulesets(c)
 	}
 	r.dirtyLocal = emptied(r.dirtyLocal)
-	r.removeRulesets()
-	r.updatePeers()
-	r.updateSignatures()
-	if r.staleCIDRs || r.staleRanges {
-		r.updatePieces()
-	}
-	for _, x := range r.dirtyAddresses {
-		r.updateAddress(x)
-	}
-	r.dirtyAddresses = nil
-	r.updateVerdicts()
-	r.updateNode()
-	r.tidy()
-}
-
-// removeRulesets removes rulesets and peer tables that have no user any more, and adds those that are new.
-func (r *Resolver) removeRulesets() {
-	for _, rs := range r.idleRulesets {
-		if rs.users > 0 || r.rulesetsByDigest[rs.digest] != rs {
-			continue
-		}
-		for _, k := range rs.keys {
-			delete(r.rulesets, k)
-		}
-		delete(r.rulesetsByDigest, rs.digest)
-		r.release("ruleset", rs.digest)
-		r.unused(rs.tables...)
-		if rs.added {
-			r.del(rs.model)
-		}
-	}
-	r.idleRulesets = nil
-	for _, rs := range r.newRulesets {
-		if r.rulesetsByDigest[rs.digest] == rs {
-			rs.added = true
-			r.put(rs.model)
-		}
-	}
-	r.newRulesets = nil
-	for _, t := range r.idleTables {
-		if t.users > 0 || r.tables[t.digest] != t {
-			continue
-		}
-		delete(r.tables, t.digest)
-		r.release("peer table", t.digest)
-		for p := range t.ranks {
-			delete(p.tables, t)
-			if p.users--; p.users == 0 {
-				r.idlePeers = append(r.idlePeers, p)
-			}
-		}
-		for _, v := range t.verdicts {
-			r.del(v)
-		}
-		r.verdicts -= len(t.verdicts)
-		if t.added {
-			r.del(t.model)
-		}
-	}
-	r.idleTables = nil
-	for _, t := range r.newTables {
-		if r.tables[t.digest] == t {
-			t.added = true
-			r.put(t.model)
-		}
-	}
 }
 
 // updatePeers marks the classes that are matched by peers that came into use or went out of it.
@@ -151,7 +129,7 @@ func (r *Resolver) updatePeers() {
 	}
 	for _, p := range r.newPeers {
 		switch {
-		case p.users == 0 || r.peers[p.text] != p:
+		case len(p.groups) == 0 || r.peers[p.text] != p:
 		case p.kind == block || p.kind == unknownPods:
 			r.staleCIDRs, p.indexed = true, true
 		case p.kind == blockPods:
@@ -169,7 +147,7 @@ func (r *Resolver) updatePeers() {
 	}
 	r.newPeers = nil
 	for _, p := range r.idlePeers {
-		if p.users > 0 || r.peers[p.text] != p {
+		if len(p.groups) > 0 || r.peers[p.text] != p {
 			continue
 		}
 		delete(r.peers, p.text)
@@ -259,24 +237,47 @@ func (r *Resolver) markAll() {
 	}
 }
 
-// updateSignatures matches the classes that are marked, and marks the addresses of those that have changed.
-func (r *Resolver) updateSignatures() {
+// updateSignatures matches the classes that are marked, and marks the addresses of those that have changed. It returns
+// a resource of which there is not enough, nil if there is of each.
+func (r *Resolver) updateSignatures() *resource {
 	var buffer []*peer
+	all := len(r.dirtyClasses)
+	r.shrink()
 	for c := range r.dirtyClasses {
-		buffer = r.index.of(c, buffer[:0])
-		s := r.signatureOf(buffer)
-		if s == c.signature {
-			continue
+		var compared int
+		buffer, compared = r.index.of(c, buffer[:0])
+		r.compared += compared
+		delete(r.dirtyClasses, c)
+		if s := r.signatureOf(buffer); s != c.signature {
+			c.signature = s
+			if c.node != nil {
+				r.dirty(c.node.addresses...)
+			}
+			for _, p := range c.pods {
+				r.dirty(p.addresses...)
+			}
 		}
-		c.signature = s
-		if c.node != nil {
-			r.dirty(c.node.addresses...)
-		}
-		for _, p := range c.pods {
-			r.dirty(p.addresses...)
+		if x := r.beyond(); x != nil {
+			r.done = 1 - float64(len(r.dirtyClasses))/float64(all)
+			return x
 		}
 	}
 	r.dirtyClasses = emptied(r.dirtyClasses)
+	return nil
+}
+
+// updateAddresses works out the parts of addresses that are marked. It returns a resource of which there is not enough,
+// nil if there is of each.
+func (r *Resolver) updateAddresses() *resource {
+	for i, x := range r.dirtyAddresses {
+		r.updateAddress(x)
+		if over := r.beyond(); over != nil {
+			r.dirtyAddresses, r.done = r.dirtyAddresses[i+1:], float64(i+1)/float64(len(r.dirtyAddresses))
+			return over
+		}
+	}
+	r.dirtyAddresses = nil
+	return nil
 }
 
 // updateAddress works out what x's parts are.
@@ -381,13 +382,21 @@ func (r *Resolver) updatePeer(p **model.Peer, s **signature, now *signature, of 
 // updateSubject works out x's subject: that of a pod of this node.
 func (r *Resolver) updateSubject(x *address, pod *pod) {
 	var now *model.Subject
+	var bridge *Device
 	if pod != nil && pod.local {
-		now = &model.Subject{Pod: pod.String(), Addr: x.Addr, Device: r.config.Devices[x.Addr]}
+		bridge = r.bridgeOf(x.Addr)
+	}
+	bypassed := r.updateBridge(x, bridge)
+	if pod != nil && pod.local {
+		now = &model.Subject{Pod: pod.String(), Addr: x.Addr, Bridge: bypassed}
+		if !r.config.Audit {
+			now.Device = r.entries[x.Addr]
+		}
 		for stage := range model.PolicyStages {
-			if rs := pod.class.rulesets[model.Egress][stage]; rs != nil {
+			if rs := pod.class.here.rulesets[model.Egress][stage]; rs != nil {
 				now.Out[stage] = rs.model
 			}
-			if rs := pod.class.rulesets[model.Ingress][stage]; rs != nil {
+			if rs := pod.class.here.rulesets[model.Ingress][stage]; rs != nil {
 				now.In[stage] = rs.model
 			}
 		}
@@ -395,6 +404,9 @@ func (r *Resolver) updateSubject(x *address, pod *pod) {
 	was := x.subject
 	if was == now || was != nil && now != nil && *was == *now {
 		return
+	}
+	if device := r.entries[x.Addr]; device != "" {
+		r.dirtyDevices[device] = struct{}{}
 	}
 	if x.subject = now; was != nil {
 		r.del(was)
@@ -404,65 +416,7 @@ func (r *Resolver) updateSubject(x *address, pod *pod) {
 	}
 }
 
-// updateVerdicts evaluates new peer tables and identities, and drops the peer verdicts of those that are gone.
-func (r *Resolver) updateVerdicts() {
-	for _, s := range r.idle {
-		if s.users > 0 || s.identity == nil {
-			continue
-		}
-		for _, p := range s.peers {
-			delete(p.identities, s)
-			for t := range p.tables {
-				if v := t.verdicts[s]; v != nil {
-					delete(t.verdicts, s)
-					r.verdicts--
-					r.del(v)
-				}
-			}
-		}
-		r.release("identity", identityDigest(s))
-		s.identity = nil
-	}
-	r.idle = nil
-	for _, s := range r.newIdentities {
-		if s.identity == nil {
-			continue
-		}
-		for _, p := range s.peers {
-			p.identities[s] = struct{}{}
-			for t := range p.tables {
-				r.evaluate(t, s)
-			}
-		}
-	}
-	r.newIdentities = nil
-	for _, t := range r.newTables {
-		if r.tables[t.digest] != t {
-			continue
-		}
-		for p := range t.ranks {
-			for s := range p.identities {
-				r.evaluate(t, s)
-			}
-		}
-	}
-	r.newTables = nil
-}
-
-// evaluate adds t's peer verdict about s, if it is another than t's Otherwise.
-func (r *Resolver) evaluate(t *table, s *signature) {
-	if t.verdicts[s] != nil {
-		return
-	}
-	if d := t.decide(s); d != t.model.Otherwise {
-		v := &model.PeerVerdict{PeerTable: t.model, Identity: s.identity, Decision: d}
-		t.verdicts[s] = v
-		r.verdicts++
-		r.put(v)
-	}
-}
-
-// updateNode works out the part that holds for the node.
+// updateNode works out the part that holds for the node, and those of its devices.
 func (r *Resolver) updateNode() {
 	n := &model.PolicyNode{CutMark: r.config.CutMark, Unknown: model.VerdictAccept}
 	n.Addresses = slices.Clone(r.config.Addresses)
@@ -485,12 +439,14 @@ func (r *Resolver) updateNode() {
 	slices.SortFunc(n.Addresses, netip.Addr.Compare)
 	n.Addresses = slices.Compact(n.Addresses)
 	n.PreDNAT = others(r.config.PreDNAT, n.Addresses)
+	r.updateDevices(n.Pods)
+	n.Devices = len(r.parts) > 0
 	if r.policies > 0 {
 		n.Unknown = model.VerdictDrop
 	}
 	was := r.node
 	if was != nil && slices.Equal(was.Addresses, n.Addresses) && slices.Equal(was.Pods, n.Pods) &&
-		was.Unknown == n.Unknown && slices.Equal(was.PreDNAT, n.PreDNAT) {
+		was.Unknown == n.Unknown && was.Devices == n.Devices && slices.Equal(was.PreDNAT, n.PreDNAT) {
 		return
 	}
 	if r.node = n; was != nil {
@@ -504,11 +460,14 @@ func (r *Resolver) tidy() {
 	if len(r.unions) > 2*len(r.addresses)+1024 {
 		clear(r.unions)
 	}
-	if r.noRulesets > 4096 {
-		maps.DeleteFunc(r.rulesets, func(_ digest, rs *ruleset) bool { return rs == nil })
-		r.noRulesets = 0
+	if len(r.signatures) > r.signatureLimit || r.matches > r.matchLimit {
+		r.collect()
 	}
-	if len(r.signatures) > r.signatureLimit {
+}
+
+// shrink forgets signatures that nothing has where there are many.
+func (r *Resolver) shrink() {
+	if r.matches > r.limits.Matches {
 		r.collect()
 	}
 }
@@ -530,80 +489,21 @@ func (r *Resolver) collect() {
 	for _, x := range r.addresses {
 		used[x.signature], used[x.within.known], used[x.within.signature] = true, true, true
 	}
-	maps.DeleteFunc(r.signatures, func(_ string, s *signature) bool { return !used[s] && s.users == 0 })
+	maps.DeleteFunc(r.signatures, func(_ string, s *signature) bool {
+		unused := !used[s] && s.users == 0
+		if unused {
+			r.matches -= len(s.peers) + identityWeight
+		}
+		return unused
+	})
 	clear(r.unions)
-	r.signatureLimit = 2*len(r.signatures) + 1024
-}
-
-// unbalanced closes the peer tables with most peer verdicts where all together are beyond the bound, and opens those
-// that are closed once there is space for them. It reports whether it has.
-func (r *Resolver) unbalanced() bool {
-	closed := 0 // peer verdicts that are missing
-	for d, n := range r.ids.closed {
-		if r.tables[d] == nil {
-			delete(r.ids.closed, d)
-		} else {
-			closed += n
-		}
-	}
-	excess := r.verdicts - r.limits.Verdicts
-	if excess <= 0 {
-		if closed == 0 || r.verdicts+closed > r.limits.Verdicts/4*3 {
-			return false
-		}
-		clear(r.ids.closed)
-		return true
-	}
-	for _, t := range slices.SortedFunc(maps.Values(r.tables), func(a, b *table) int {
-		return cmp.Or(-cmp.Compare(len(a.verdicts), len(b.verdicts)), bytes.Compare(a.digest[:], b.digest[:]))
-	}) {
-		if excess > 0 && len(t.verdicts) > 0 {
-			r.ids.closed[t.digest] = len(t.verdicts)
-			excess -= len(t.verdicts)
-		}
-	}
-	return true
-}
-
-// closeRulesets closes the largest rulesets where all together are beyond the bound, and opens those that are closed
-// once there is space for them. It reports whether it has.
-func (r *Resolver) closeRulesets() bool {
-	closed, sum := 0, 0
-	for key, n := range r.ids.closedRulesets {
-		if r.rulesets[key] == nil {
-			delete(r.ids.closedRulesets, key)
-		} else {
-			closed += n
-		}
-	}
-	for _, rs := range r.rulesetsByDigest {
-		sum += rs.products
-	}
-	excess := sum - r.limits.Total
-	if excess <= 0 {
-		if closed == 0 || sum+closed > r.limits.Total/4*3 {
-			return false
-		}
-		clear(r.ids.closedRulesets)
-		return true
-	}
-	for _, rs := range slices.SortedFunc(maps.Values(r.rulesetsByDigest), func(a, b *ruleset) int {
-		return cmp.Or(-cmp.Compare(a.products, b.products), bytes.Compare(a.digest[:], b.digest[:]))
-	}) {
-		if excess <= 0 {
-			break
-		}
-		excess -= rs.products
-		for _, key := range rs.keys {
-			r.ids.closedRulesets[key] = rs.products
-		}
-	}
-	return true
+	r.signatureLimit, r.matchLimit = 2*len(r.signatures)+1024, 2*r.matches+1<<14
 }
 
 // rebuild makes everything anew that objects come to.
 func (r *Resolver) rebuild() {
-	for _, rs := range r.rulesetsByDigest {
+	for _, rs := range r.rulesets {
+		rs.gone = true
 		r.del(rs.model)
 	}
 	for _, t := range r.tables {
@@ -617,12 +517,14 @@ func (r *Resolver) rebuild() {
 			r.del(p.peer)
 		}
 	}
-	ids, node, reserved := r.ids, r.node, r.reservations()
+	node, reserved := r.node, r.reservations()
 	r.derived = newDerived()
-	r.ids.reserved, r.ids.closed, r.ids.closedRulesets, r.node = reserved, ids.closed, ids.closedRulesets, node
+	r.ids.reserved, r.node, r.reshow, r.staleProblems = reserved, node, true, true
+	for _, p := range r.plans {
+		p.built, p.ruleset, p.closed = false, nil, nil
+	}
 	for c := range r.local {
-		c.rulesets = [2][model.PolicyStages]*ruleset{}
-		r.dirtyLocal[c] = struct{}{}
+		c.here.rulesets = [2][model.PolicyStages]*ruleset{}
 	}
 	for _, n := range r.namespaces {
 		for _, c := range n.classes {
@@ -659,8 +561,10 @@ func compareParts(a, b model.PolicyPart) int {
 			return 3
 		case *model.PeerVerdict:
 			return 4
+		case *model.Subject:
+			return 5
 		}
-		return 5
+		return 6
 	}
 	if c := cmp.Compare(kindOf(a), kindOf(b)); c != 0 {
 		return c
@@ -679,6 +583,8 @@ func compareParts(a, b model.PolicyPart) int {
 		return cmp.Or(cmp.Compare(a.PeerTable.ID, o.PeerTable.ID), cmp.Compare(a.Identity.ID, o.Identity.ID))
 	case *model.Subject:
 		return a.Addr.Compare(b.(*model.Subject).Addr)
+	case *model.Device:
+		return strings.Compare(a.Name, b.(*model.Device).Name)
 	}
 	return 0
 }
@@ -688,6 +594,9 @@ func (r *Resolver) Policies() *model.Policies {
 	s := model.NewPolicies()
 	if r.node != nil {
 		s.Node = r.node
+	}
+	for name, d := range r.parts {
+		s.Devices[name] = d
 	}
 	for _, x := range r.addresses {
 		if x.subject != nil {
@@ -702,7 +611,7 @@ func (r *Resolver) Policies() *model.Policies {
 			s.Ranges = append(s.Ranges, p.peer)
 		}
 	}
-	for _, rs := range r.rulesetsByDigest {
+	for _, rs := range r.rulesets {
 		s.Rulesets[rs.model.ID] = rs.model
 	}
 	for _, t := range r.tables {

@@ -57,6 +57,11 @@ func (s *families) add(f family) {
 	s.v6 = s.v6 || f == ipv6
 }
 
+func (s *families) remove(f family) {
+	s.v4 = s.v4 && f != ipv4
+	s.v6 = s.v6 && f != ipv6
+}
+
 // flaw returns why a text can't be taken: a Problem's reason, and what is wrong.
 type flaw struct{ reason, text string }
 
@@ -139,6 +144,13 @@ func outermost(ps []netip.Prefix) []netip.Prefix {
 		}
 	}
 	return merged
+}
+
+// contains reports whether one of prefixes, sorted, none inside another, holds a.
+func contains(prefixes []netip.Prefix, a netip.Addr) bool {
+	i, found := slices.BinarySearchFunc(prefixes, a,
+		func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+	return found || i > 0 && prefixes[i-1].Contains(a)
 }
 
 // rangeOf returns the addresses of a masked prefix.

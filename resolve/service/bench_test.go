@@ -154,3 +154,36 @@ func BenchmarkOneSliceScarce(b *testing.B) {
 		}
 	}
 }
+
+// nodesOf returns n Nodes with an address of each family and the ranges of their pods.
+func nodesOf(n int) (l []source.Change) {
+	for i := range n {
+		o := node(podCIDRs(fmt.Sprintf("10.%d.%d.0/24", 100+i>>8, i&255)),
+			internalIPs(fmt.Sprintf("172.16.%d.%d", i>>8, i&255), fmt.Sprintf("fd18::%x", i+1)))
+		o.Name = fmt.Sprintf("n%d", i+1)
+		l = append(l, puts(o)...)
+	}
+	return l
+}
+
+// BenchmarkManyNodes applies 5,000 Nodes beside 1,000 Services at once, and then one Node more, again and again.
+func BenchmarkManyNodes(b *testing.B) {
+	b.Run("at once", func(b *testing.B) {
+		changes := append(clusterOf(1000), nodesOf(5000)...)
+		for b.Loop() {
+			New(n1).Apply(changes)
+		}
+	})
+	b.Run("one more", func(b *testing.B) {
+		r := New(n1)
+		r.Apply(append(clusterOf(1000), nodesOf(5000)...))
+		o := node(internalIPs("172.17.0.1"))
+		o.Name = "new"
+		flip := [2][]source.Change{puts(o), dels(o)}
+		for i := 0; b.Loop(); i++ {
+			if d := r.Apply(flip[i%2]); len(d.Services.Put) != 1 {
+				b.Fatal(partNames(d.Services.Put))
+			}
+		}
+	})
+}

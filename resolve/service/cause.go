@@ -72,33 +72,51 @@ func (w *decider) warnMismatches(s *service) {
 	w.out.problems = rep.problems
 }
 
-// WhyEmpty returns why the frontend at an entry has no backend for some clients.
-func (r *Resolver) WhyEmpty(e model.Entry) string {
-	x, ok := r.entries.holder[e]
-	if !ok {
-		return ""
+// WhyEmpty returns a function that returns why the frontend at an entry has no backend for some clients. It counts the
+// endpoints of a Service once, and is of use until the next change.
+func (r *Resolver) WhyEmpty() func(e model.Entry) string {
+	counted := map[*service]map[int32]endpointCount{}
+	return func(e model.Entry) string {
+		x, ok := r.entries.holder[e]
+		if !ok {
+			return ""
+		}
+		if counted[x.by] == nil {
+			counted[x.by] = countEndpoints(x.by)
+		}
+		g := x.entry().group
+		switch n := counted[x.by][g]; {
+		case n.usable > 0:
+			return "no endpoint that is ready is on this node, and the traffic policy is Local"
+		case n.all > 0:
+			return fmt.Sprintf("none of its %d endpoints is ready", n.all)
+		}
+		if why := x.by.mismatch(&x.by.groups[g], r.strays[x.by.key]); why != "" {
+			return why
+		}
+		return "it has no endpoints"
 	}
-	all, usable, g := 0, 0, x.entry().group
-	for _, h := range match(nil, x.by.declared, x.by.slices) {
-		for i := range h.slice.endpoints {
-			if h.group == g {
-				all++
-			}
-			if h.group == g && h.slice.endpoints[i].usable() {
-				usable++
+}
+
+// endpointCount counts the endpoints of a group.
+type endpointCount struct{ all, usable int }
+
+// countEndpoints returns the endpointCount of each group of a Service.
+func countEndpoints(s *service) map[int32]endpointCount {
+	out, usable := map[int32]endpointCount{}, map[*endpointSlice]int{}
+	for _, h := range match(nil, s.declared, s.slices) {
+		if _, counted := usable[h.slice]; !counted {
+			usable[h.slice] = 0
+			for i := range h.slice.endpoints {
+				if h.slice.endpoints[i].usable() {
+					usable[h.slice]++
+				}
 			}
 		}
+		n := out[h.group]
+		out[h.group] = endpointCount{n.all + len(h.slice.endpoints), n.usable + usable[h.slice]}
 	}
-	switch {
-	case usable > 0:
-		return "no endpoint that is ready is on this node, and the traffic policy is Local"
-	case all > 0:
-		return fmt.Sprintf("none of its %d endpoints is ready", all)
-	}
-	if why := x.by.mismatch(&x.by.groups[g], r.strays[x.by.key]); why != "" {
-		return why
-	}
-	return "it has no endpoints"
+	return out
 }
 
 // stray records an EndpointSlice that is no Service's, or that it is gone, with the Services that its name speaks of.

@@ -123,7 +123,7 @@ func (r *Resolver) conflicts(s *service) problems {
 			continue
 		}
 		if s.refused[i] != "" {
-			r.refusal(s, i, &rep)
+			r.rejection(s, i, &rep)
 			continue
 		}
 		e, h := &s.entries[i], r.entries.holder[s.entries[i].Entry]

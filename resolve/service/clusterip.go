@@ -142,7 +142,7 @@ func (r *Resolver) showClusterIPs(d *difference) {
 // clusterIP returns the ClusterIP at a, of the oldest Service that has it; nil if none has.
 func (r *Resolver) clusterIP(a netip.Addr) *model.ClusterIP {
 	owners := r.clusterIPs[a]
-	if len(owners) == 0 {
+	if len(owners) == 0 || r.nodeState.owns(a) {
 		return nil
 	}
 	s := slices.MinFunc(owners, func(s, o *service) int { return byAge(claim{by: s}, claim{by: o}) })

@@ -33,13 +33,19 @@ type Config struct {
 	// serve only Services with this service.kubernetes.io/service-proxy-name; "" serves those without the label
 	ProxyName string
 
-	ExternalIPs ExternalIPs // which of spec.externalIPs are served; "": SafeExternalIPs
-	// the API server's, beside the endpoints of Service default/kubernetes: no external address captures them
-	APIServers []netip.AddrPort
-	Limits     Limits // what Services may come to; zero fields: DefaultLimits
+	Guard
+	Limits Limits // what Services may come to; zero fields: DefaultLimits
 
 	Balancing
 	Capabilities model.Capabilities
+}
+
+// Guard is what Services may not have: as an address of their own, or as an endpoint.
+type Guard struct {
+	ExternalIPs ExternalIPs // which of spec.externalIPs are served; "": SafeExternalIPs
+	// the API server's, beside the endpoints of Service default/kubernetes: no external address captures them
+	APIServers  []netip.AddrPort
+	OverlayPort uint16 // UDP, of the pod network's overlay at each Node: nobody's; 0: none
 }
 
 // Objects is which of the cluster's objects there are and count.

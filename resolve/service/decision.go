@@ -81,8 +81,8 @@ func (w *decider) decide(p *nodeState, s *service) decision {
 // fill makes the pools of a group from the slice ports that match it.
 func (w *decider) fill(g *group, hits []hit) {
 	w.onward = append(w.onward, false)
-	w.candidates = slices.DeleteFunc(gather(w.candidates, hits, w.perPool),
-		func(c candidate) bool { return w.isEntry(g, c) })
+	w.candidates = w.throughHostPorts(g, gather(w.candidates, hits, w.perPool))
+	w.candidates = slices.DeleteFunc(w.candidates, func(c candidate) bool { return w.isOverlay(g, c) || w.isEntry(g, c) })
 	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.usable() }))
 	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
 	here := func(e *endpoint) bool { return e.is.has(local) }
@@ -93,9 +93,9 @@ func (w *decider) fill(g *group, hits []hit) {
 		case name.name == "":
 		case scope == cluster:
 			t := topologyFor(w.candidates, w.spread, w.zone)
-			p = w.pool(g, name, choose(w.backends, w.candidates, every, t.fits, w.DirectServerReturn))
+			p = w.pool(g, name, choose(w.backends, w.candidates, every, t.fits, w.direct))
 		default:
-			p = w.pool(g, name, choose(w.backends, w.candidates, here, every, w.DirectServerReturn))
+			p = w.pool(g, name, choose(w.backends, w.candidates, here, every, w.direct))
 		}
 		w.out.pools = append(w.out.pools, p)
 	}
@@ -111,7 +111,7 @@ func (w *decider) pool(g *group, name poolName, backends []model.Backend) *model
 	w.backends = backends
 	w.unselected = w.unselected[:0]
 	if g.protocol != model.TCP {
-		w.unselected = unselect(w.unselected, w.candidates, backends, w.DirectServerReturn)
+		w.unselected = unselect(w.unselected, w.candidates, backends, w.direct)
 	}
 	p := model.Pool{ID: name.id, Name: name.name, Owner: ownerFrom(w.key), Service: g.label, Protocol: g.protocol,
 		Affinity: w.affinity, Scheduler: w.scheduler, Ports: w.ports}
@@ -143,7 +143,7 @@ func (w *decider) front(i int) *model.Frontend {
 	f := model.Frontend{Owner: ownerFrom(w.key), Service: w.groups[e.group].label, Via: e.via.String(), Entry: e.Entry,
 		Masquerade: w.masquerade(e), Sources: w.allowedSources(e)}
 	f.DSR = w.dsr(e) & f.Masquerade
-	f.Onward = w.onward[e.group]
+	f.Onward, f.Remote, f.Shared = w.onward[e.group], w.remote(e), e.via == viaClusterIP && w.owns(e.Addr)
 	f.Internal, f.External = w.targets(e)
 	if old := find(w.old.fronts, i, func(o *model.Frontend) bool { return equalFrontend(o, &f) }); old != nil {
 		return old
@@ -168,12 +168,13 @@ func (w *decider) targets(e *entry) (fromInternal, fromExternal model.Target) {
 	return whole, here
 }
 
-// masquerade returns which clients' addresses become this node's, so that answers come back through it.
+// masquerade returns which clients' addresses become this node's, so that answers come back through it. Those to pods
+// of this node do anyway: policies at the endpoint's node see the pod, where kube-proxy shows them this node.
 func (w *decider) masquerade(e *entry) model.Origins {
 	switch {
 	case w.Capabilities.MasqueradesAll:
 		return model.AllOrigins
-	case e.via == viaClusterIP && w.MasqueradeAll:
+	case w.MasqueradeAll && (e.via == viaClusterIP || !w.external && e.via != viaHostPort):
 		return model.AllOrigins
 	case e.via == viaClusterIP && w.podsIn.has(familyOf(e.Addr)):
 		return model.OriginsOf(model.FromNode, model.FromExternal)
@@ -181,8 +182,10 @@ func (w *decider) masquerade(e *entry) model.Origins {
 		return 0
 	case w.external, e.via == viaHostPort: // the endpoint is on this node
 		return model.OriginsOf(model.FromNode)
+	case !w.podsIn.has(familyOf(e.Addr)), e.via == viaNodePort && !w.podsHere.has(familyOf(e.Addr)):
+		return model.AllOrigins // other nodes' pods may come, and have their answers past this one
 	}
-	return model.AllOrigins
+	return model.OriginsOf(model.FromNode, model.FromExternal)
 }
 
 // dsr returns which clients the nodes of endpoints may answer themselves: those outside, by TCP and UDP. Each node must
@@ -192,6 +195,18 @@ func (w *decider) dsr(e *entry) model.Origins {
 		return 0
 	}
 	return model.OriginsOf(model.FromExternal)
+}
+
+// direct reports whether the node of c, if it is another, may answer clients itself. At a Node's address there may be a
+// pod's host port, which that node alone knows: there the pod is the endpoint.
+func (w *decider) direct(c candidate) bool {
+	return w.DirectServerReturn && !(w.HostPorts && w.nodes[c.at.Addr()] > 0)
+}
+
+// remote reports whether this node serves an entry at other nodes' addresses, too. With policy Local the other node
+// does, by its own endpoints; with masqueradeAll, replies may not return through this one.
+func (w *decider) remote(e *entry) bool {
+	return e.via == viaNodePort && !w.external && !w.MasqueradeAll && w.Capabilities.NoRemote == ""
 }
 
 // allowedSources returns the sources that an entry lets in: nil for all, an empty slice for none. Where this node is
@@ -260,6 +275,7 @@ func find[P any](list []P, i int, is func(P) bool) (none P) {
 func equalFrontend(a, b *model.Frontend) bool {
 	return a.Owner == b.Owner && a.Service == b.Service && a.Via == b.Via && a.Entry == b.Entry &&
 		a.Internal == b.Internal && a.External == b.External &&
-		a.Masquerade == b.Masquerade && a.DSR == b.DSR && a.Onward == b.Onward && (a.Sources == nil) == (b.Sources == nil) &&
-		slices.Equal(a.Sources, b.Sources)
+		a.Masquerade == b.Masquerade && a.DSR == b.DSR &&
+		a.Onward == b.Onward && a.Remote == b.Remote && a.Shared == b.Shared &&
+		(a.Sources == nil) == (b.Sources == nil) && slices.Equal(a.Sources, b.Sources)
 }

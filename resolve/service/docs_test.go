@@ -12,7 +12,7 @@ func TestDifferencesAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docs, err := os.ReadFile("../../docs/kube-proxy.md")
+	docs, err := os.ReadFile("../../docs/reference/kube-proxy-differences.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,11 +22,11 @@ func TestDifferencesAreDocumented(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	differences := strings.Split(list, "\n   - ")[1:]
 	if n := strings.Count(section, "\n- "); n != len(differences) || n == 0 {
-		t.Errorf("docs/kube-proxy.md has %d differences, doc.go %d", n, len(differences))
+		t.Errorf("docs/reference/kube-proxy-differences.md has %d differences, doc.go %d", n, len(differences))
 	}
 	for _, d := range differences {
 		if d = strings.Join(strings.Fields(d), " "); !strings.Contains(section, "- "+d+"\n") {
-			t.Errorf("docs/kube-proxy.md lacks: - %s", d)
+			t.Errorf("docs/reference/kube-proxy-differences.md lacks: - %s", d)
 		}
 	}
 }

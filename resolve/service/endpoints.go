@@ -264,12 +264,12 @@ func gather(list []candidate, hits []hit, limit int) []candidate {
 			list = append(list, candidate{netip.AddrPortFrom(e.addr, h.number), e})
 		}
 	}
-	slices.SortStableFunc(list, func(a, b candidate) int { return a.at.Compare(b.at) })
 	return once(list)
 }
 
-// once keeps, of sorted candidates, the worthiest of each address and port; the first of several equal ones.
+// once sorts candidates and returns the worthiest of each address and port; the first of several equal ones.
 func once(list []candidate) []candidate {
+	slices.SortStableFunc(list, func(a, b candidate) int { return a.at.Compare(b.at) })
 	merged := list[:0]
 	for _, c := range list {
 		n := len(merged)
@@ -282,17 +282,19 @@ func once(list []candidate) []candidate {
 	return merged
 }
 
-// backend returns the candidate as a backend without a weight. Whether it runs on another node is said if away.
-func (c candidate) backend(remote bool) model.Backend {
+// backend returns the candidate as a backend without a weight. Where it runs on another node, remote reports whether it
+// is said.
+func (c candidate) backend(remote func(candidate) bool) model.Backend {
 	here := c.is.has(local)
-	return model.Backend{Addr: c.at, Local: here, Remote: remote && c.is.has(onSomeNode) && !here}
+	return model.Backend{Addr: c.at, Local: here, Remote: c.is.has(onSomeNode) && !here && remote(c)}
 }
 
 // choose fills list with the candidates that take traffic on this node: the ready ones that fit, or, where there is
 // none, the draining ones in scope (KEP-1669). A ready one that doesn't fit topology is never replaced by a draining
 // one: topology is only obeyed where it leaves a ready one. Whether they run on other nodes is told only where it
 // matters.
-func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) bool, remote bool) []model.Backend {
+func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) bool,
+	remote func(candidate) bool) []model.Backend {
 	list = list[:0]
 	for _, want := range [...]func(e *endpoint) bool{
 		func(e *endpoint) bool { return e.is.has(ready) && inScope(e) && fits(e) },
@@ -316,7 +318,8 @@ func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) 
 // unselect fills list with the candidates that serve but are none of the backends, which choose made of them: both are
 // sorted. What is ready counts as serving, since it gets new flows: with publishNotReadyAddresses it may say that it
 // isn't.
-func unselect(list []model.Backend, of []candidate, backends []model.Backend, remote bool) []model.Backend {
+func unselect(list []model.Backend, of []candidate, backends []model.Backend,
+	remote func(candidate) bool) []model.Backend {
 	list = list[:0]
 	for _, c := range of {
 		switch {

@@ -176,7 +176,7 @@ func TestWhyEmpty(t *testing.T) {
 			r.Apply(puts(c.objects...)[:1]) // the Service first, then its slice, as they come
 			r.Apply(puts(c.objects...)[1:])
 			for e := range r.Services().Frontends {
-				if why := r.WhyEmpty(e); !strings.Contains(why, c.why) {
+				if why := r.WhyEmpty()(e); !strings.Contains(why, c.why) {
 					t.Errorf("%v: %q, want %q", e, why, c.why)
 				}
 			}

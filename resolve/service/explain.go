@@ -11,27 +11,26 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// TrafficPolicy quotes the policy, of the Service among objects that f is of, that chose f's pools; "" without that
-// Service.
-func TrafficPolicy(objects []source.Object, f *model.Frontend) string {
-	for _, o := range objects {
-		s, ok := o.(*corev1.Service)
-		if !ok || ownerFrom(source.KeyOf(s)) != f.Owner {
-			continue
-		}
-		policy := "internalTrafficPolicy " + string(corev1.ServiceInternalTrafficPolicyCluster)
-		if s.Spec.InternalTrafficPolicy != nil {
-			policy = "internalTrafficPolicy " + string(*s.Spec.InternalTrafficPolicy)
-		}
-		if f.Via != model.ViaClusterIP {
-			policy = "externalTrafficPolicy " + string(s.Spec.ExternalTrafficPolicy)
-		}
-		if s.Spec.TrafficDistribution != nil {
-			policy += ", trafficDistribution " + *s.Spec.TrafficDistribution
-		}
-		return policy
+// TrafficPolicy quotes the policies that chose the pools of the frontend at an entry; "" without a Service there.
+func (r *Resolver) TrafficPolicy(e model.Entry) string {
+	x, ok := r.entries.holder[e]
+	if !ok || x.entry().via == viaHostPort {
+		return ""
 	}
-	return ""
+	d := &x.by.declared.distributed
+	policy, local := "internalTrafficPolicy ", d.internal
+	if x.entry().via != viaClusterIP {
+		policy, local = "externalTrafficPolicy ", d.external
+	}
+	if local {
+		policy += string(corev1.ServiceExternalTrafficPolicyLocal)
+	} else {
+		policy += string(corev1.ServiceExternalTrafficPolicyCluster)
+	}
+	if d.spread != anywhere {
+		policy += ", trafficDistribution " + d.spread.String()
+	}
+	return policy
 }
 
 // UnservedAt returns why the Service among objects whose ClusterIP is a has no frontend, as the end of a sentence; ""

@@ -34,7 +34,7 @@ func (v via) guarded() bool { return v == viaExternalIP || v == viaLoadBalancer 
 // the others alone.
 func (r *Resolver) guard(s *service) {
 	was := s.refused
-	s.refused = r.refusals(s)
+	s.refused = r.rejections(s)
 	for i := range s.entries {
 		switch before, now := was[i], s.refused[i]; {
 		case before == now:
@@ -48,13 +48,10 @@ func (r *Resolver) guard(s *service) {
 	}
 }
 
-// refusals returns why entries of s are refused, by index; nil where none is.
-func (r *Resolver) refusals(s *service) (refused map[int]string) {
+// rejections returns why entries of s are refused, by index; nil where none is.
+func (r *Resolver) rejections(s *service) (refused map[int]string) {
 	for i := range s.entries {
 		e := &s.entries[i]
-		if !e.via.guarded() {
-			continue
-		}
 		if reason := r.captures(s, e); reason != "" {
 			if refused == nil {
 				refused = map[int]string{}
@@ -67,6 +64,12 @@ func (r *Resolver) refusals(s *service) (refused map[int]string) {
 
 // captures returns why an entry of s is refused, or "".
 func (r *Resolver) captures(s *service, e *entry) string {
+	if r.isOverlay(e.Entry) {
+		return overlays
+	}
+	if !e.via.guarded() {
+		return ""
+	}
 	if _, api := r.api[netip.AddrPortFrom(e.Addr, e.Port)]; api && e.Protocol == model.TCP {
 		return "is the API server's"
 	}
@@ -83,6 +86,23 @@ func (r *Resolver) captures(s *service, e *entry) string {
 		return "is in a range of pods"
 	}
 	return ""
+}
+
+// overlays is why an entry or an endpoint at the overlay's port of a node is refused.
+const overlays = "is the port of the pod network's overlay at a node"
+
+// isOverlay reports whether an entry would take packets of the overlay from a node: those at a port of every address of
+// this one, or at an address of any.
+func (r *Resolver) isOverlay(e model.Entry) bool {
+	return e.Protocol == model.UDP && e.Port == r.set.OverlayPort && e.Port != 0 &&
+		(e.AnyAddr() || r.nodeIPs[e.Addr] > 0 || r.nodeState.owns(e.Addr))
+}
+
+// guardAt guards the Services that have entries at an address of their own choice.
+func (r *Resolver) guardAt(a netip.Addr) {
+	for s := range r.external[a] {
+		r.guard(s)
+	}
 }
 
 // capturesAPI returns why a host port of every address of this node is refused, or "".
@@ -103,11 +123,13 @@ func (r *Resolver) isPod(a netip.Addr) bool {
 	return found || i > 0 && r.podRanges[i-1].Contains(a)
 }
 
-// refusal reports an entry that is refused by the guard.
-func (r *Resolver) refusal(s *service, i int, rep *report) {
+// rejection reports an entry that is refused by the guard.
+func (r *Resolver) rejection(s *service, i int, rep *report) {
 	e := &s.entries[i]
 	out := "use another address"
-	if e.via == viaExternalIP && s.refused[i] != "is the API server's" {
+	if s.refused[i] == overlays {
+		out = "use another port"
+	} else if e.via == viaExternalIP && s.refused[i] != "is the API server's" {
 		out += fmt.Sprintf(", or set externalIPs to %s", AnyExternalIPs)
 	}
 	rep.addAt(e.Entry, e.field(), "AddressRefused", "%s %s: it is not served, so that its traffic reaches its owner; "+

@@ -18,32 +18,31 @@ import (
 
 // hostPorts is what is known of this node's pods with host ports.
 type hostPorts struct {
-	pods     map[source.Key]*corev1.Pod  // those that run, with host ports
-	attached map[source.Key][]netip.Addr // addresses of pods that this node attached, whatever their status has; or none
+	pods     map[source.Key]*corev1.Pod // those that run, with host ports
+	attached source.Attached
 }
 
 // AttachPod takes in the addresses that a pod of this node has been given: its host ports are served before its status
 // names them. The next Delta has what changes by them.
-func (r *Resolver) AttachPod(key source.Key, addresses []netip.Addr) {
+func (r *Resolver) AttachPod(key source.Key, uid string, addresses []netip.Addr) {
 	if r.set.HostPorts {
-		r.hostPorts.attached[key] = addresses
+		r.hostPorts.attached.Attach(key, uid, addresses)
 		r.declarePod(key)
 	}
 }
 
 // DetachPod takes in that a pod of this node has addresses no more. The next Delta has what changes by it.
 func (r *Resolver) DetachPod(key source.Key, addresses []netip.Addr) {
-	if !slices.Equal(r.hostPorts.attached[key], addresses) { // it has been attached anew since
-		return
+	if r.hostPorts.attached.Detach(key, addresses, r.hostPorts.pods[key] != nil) {
+		r.declarePod(key)
 	}
-	if r.hostPorts.attached[key] = nil; r.hostPorts.pods[key] == nil {
-		delete(r.hostPorts.attached, key)
-	}
-	r.declarePod(key)
 }
 
 // HasHostPorts reports whether a pod of this node is known to have host ports.
-func (r *Resolver) HasHostPorts(key source.Key) bool { return r.hostPorts.pods[key] != nil }
+func (r *Resolver) HasHostPorts(key source.Key, uid string) bool {
+	o := r.hostPorts.pods[key]
+	return o != nil && source.Same(string(o.UID), uid)
+}
 
 // applyPod takes a Pod in, if its host ports are this node's to serve, or that it is gone.
 func (r *Resolver) applyPod(key source.Key, obj *corev1.Pod) {
@@ -56,9 +55,7 @@ func (r *Resolver) applyPod(key source.Key, obj *corev1.Pod) {
 		r.hostPorts.pods[key] = obj
 	case known:
 		delete(r.hostPorts.pods, key)
-		if len(r.hostPorts.attached[key]) == 0 {
-			delete(r.hostPorts.attached, key)
-		}
+		r.hostPorts.attached.Forget(key)
 	default:
 		return
 	}
@@ -106,9 +103,15 @@ func (r *Resolver) declarePod(key source.Key) {
 	if s.claimed {
 		r.withdraw(s)
 	}
+	for _, e := range s.slices {
+		r.indexBlocks(e, -1)
+	}
 	s.declared, s.slices = nil, nil
 	if obj != nil {
 		s.declared, s.slices = r.readHostPorts(obj)
+	}
+	for _, e := range s.slices {
+		r.indexBlocks(e, 1)
 	}
 	r.oldestFirst, r.costsChanged = nil, true
 	r.touch(s, true)
@@ -138,7 +141,7 @@ func (r *Resolver) readHostPorts(obj *corev1.Pod) (*declared, []*endpointSlice) 
 	if !obj.CreationTimestamp.IsZero() {
 		p.out.created = obj.CreationTimestamp.Unix()
 	}
-	attached, known := r.hostPorts.attached[p.object]
+	attached, known := r.hostPorts.attached.Of(p.object, obj)
 	if !known {
 		for _, ip := range obj.Status.PodIPs {
 			if a, err := parseAddr(ip.IP); err == nil {
@@ -166,6 +169,16 @@ func (r *Resolver) readHostPorts(obj *corev1.Pod) (*declared, []*endpointSlice) 
 	p.out.indexGroups()
 	p.out.problems = p.report.problems
 	return p.out, slices.DeleteFunc(slices.Clone(p.ports[:]), func(s *endpointSlice) bool { return s == nil })
+}
+
+// pod returns the pod's address and container port that x, a claim for a host port, leads to.
+func (x claim) pod() (at netip.AddrPort) {
+	for _, h := range match(nil, x.by.declared, x.by.slices) {
+		if h.group == x.entry().group {
+			at = netip.AddrPortFrom(h.slice.endpoints[0].addr, h.number)
+		}
+	}
+	return at
 }
 
 // readAddresses takes the pod's addresses, the first of each family.
@@ -235,6 +248,9 @@ func (p *podReading) hostIP(text string) (netip.Addr, *flaw) {
 	case a.Is4() && a.IsLoopback() && !p.model.Localhost:
 		return a, &flaw{"UnusableAddress",
 			fmt.Sprintf("%s takes no host ports, since iptables.localhostNodePorts is false", a)}
+	case a == localhost && p.Capabilities.NoLocal != "":
+		return a, &flaw{"UnusableAddress",
+			fmt.Sprintf("data plane %s takes no host ports at %s: %s", p.Capabilities.Name, a, p.Capabilities.NoLocal)}
 	case a.IsUnspecified(), a.Is4() && a.IsLoopback(), p.owns(a):
 		return a, nil
 	case a.IsLoopback():
@@ -254,12 +270,11 @@ func (p *podReading) hostAddresses(f family, host netip.Addr) (l []netip.Addr) {
 	}
 	l = append(l, f.any())
 	addresses := slices.Clone(p.model.Addresses)
-	if p.model.Localhost {
+	if p.model.Localhost && p.Capabilities.NoLocal == "" {
 		addresses = append(addresses, localhost)
 	}
 	for _, a := range addresses {
-		served := slices.ContainsFunc(p.model.NodePorts, func(r model.Range) bool { return r.Contains(a) })
-		if familyOf(a) == f && !served && !a.IsLinkLocalUnicast() {
+		if familyOf(a) == f && !p.hasNodePorts(a) && !a.IsLinkLocalUnicast() {
 			l = append(l, a)
 		}
 	}

@@ -18,21 +18,21 @@ type nodeState struct {
 	model    *model.ServiceNode
 	zone     unique.Handle[string] // by the label topology.kubernetes.io/zone; zero: not known
 	podsIn   families              // families in which pods are told from others
+	podsHere families              // families in which only this node's pods count as pods
 	healthAt []netip.Addr          // where health checks are served; nil: at all addresses
 	problems []source.Problem      // of the Node object
 }
 
 // peer is what a Node of the cluster says that counts on all nodes.
 type peer struct {
-	addresses []netip.Addr
+	addresses []netip.Addr // the internal ones first
 	pods      []netip.Prefix
 }
 
 // readPeer reads a Node.
 func readPeer(obj *corev1.Node) peer {
 	n := &model.Node{}
-	readAddresses(obj, n, &report{})
-	return peer{n.Addresses, readPodCIDRs(obj, &report{})}
+	return peer{readAddresses(obj, n, &report{}), readPodCIDRs(obj, &report{})}
 }
 
 func (p peer) equal(o peer) bool {
@@ -46,6 +46,41 @@ func addressesOf(nodes map[string]peer) (l []netip.Addr) {
 	}
 	slices.SortFunc(l, netip.Addr.Compare)
 	return slices.Compact(l)
+}
+
+// remoteNodePorts returns the addresses of other Nodes than n that accept NodePort traffic as n's own do. One in a
+// range of pods or Services isn't a node's, whatever its Node says.
+func (set *settings) remoteNodePorts(nodes map[string]peer, n *model.ServiceNode) (l []netip.Addr) {
+	if set.Capabilities.NoRemote != "" || set.MasqueradeAll {
+		return nil
+	}
+	var pods []netip.Prefix
+	for name, p := range nodes {
+		if pods = append(pods, p.pods...); name == set.Node {
+			continue
+		}
+		for _, a := range p.addresses {
+			if slices.ContainsFunc(set.ranges, func(r model.Range) bool { return r.Contains(a) }) {
+				l = append(l, a)
+			}
+		}
+		if set.primary {
+			for _, r := range primaries(p.addresses) {
+				l = append(l, r.First)
+			}
+		}
+	}
+	pods = outermost(pods)
+	slices.SortFunc(l, netip.Addr.Compare)
+	l = slices.DeleteFunc(slices.Compact(l), func(a netip.Addr) bool {
+		_, own := slices.BinarySearchFunc(n.Addresses, a, netip.Addr.Compare)
+		return own || contains(pods, a) ||
+			slices.ContainsFunc(n.ServiceRanges, func(r model.Range) bool { return r.Contains(a) })
+	})
+	if len(l) == 0 {
+		return nil // as of a node that never had any
+	}
+	return l
 }
 
 // locate reads the Node object, nil for none. nodes are all Nodes, ranges returns the Node's ServiceRanges; nil: none.
@@ -87,17 +122,13 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
 	}
 	slices.SortFunc(n.Addresses, netip.Addr.Compare)
 	n.Addresses = slices.Compact(n.Addresses)
-	for _, pods := range n.Pods {
-		p.podsIn.add(familyOf(pods.Addr()))
-	}
-	if n.PodInterfaces.Name != "" {
-		p.podsIn = families{true, true}
-	}
+	p.readPods(n, obj)
 	if ranges != nil {
 		var wrong []source.Problem
 		n.ServiceRanges, wrong = ranges(n.Node)
 		p.problems = append(p.problems, wrong...)
 	}
+	n.RemoteNodePorts = set.remoteNodePorts(nodes, n)
 	if old != nil && equalNode(n.Node, old.Node) {
 		n.Node = old.Node
 	}
@@ -106,6 +137,26 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
 	}
 	p.model, p.healthAt = n, healthAddresses(n)
 	return p
+}
+
+// readPods determines in which families pods are told from others, and there from other nodes' pods.
+func (p *nodeState) readPods(n *model.ServiceNode, obj *corev1.Node) {
+	if n.PodInterfaces.Name != "" {
+		p.podsIn, p.podsHere = families{true, true}, families{true, true}
+		return
+	}
+	var own []netip.Prefix
+	if obj != nil {
+		own = readPodCIDRs(obj, &report{})
+	}
+	p.podsHere = families{true, true}
+	for _, pods := range n.Pods {
+		p.podsIn.add(familyOf(pods.Addr()))
+		within := func(r netip.Prefix) bool { return r.Bits() <= pods.Bits() && r.Contains(pods.Addr()) }
+		if !slices.ContainsFunc(own, within) {
+			p.podsHere.remove(familyOf(pods.Addr()))
+		}
+	}
 }
 
 // toBeDeleted is the taint that the cluster autoscaler puts on a node before it deletes it.
@@ -201,13 +252,18 @@ func equalNode(a, b *model.Node) bool {
 func equalServiceNode(a, b *model.ServiceNode) bool {
 	return equalNode(a.Node, b.Node) && a.Localhost == b.Localhost && a.DSR == b.DSR &&
 		slices.Equal(a.Nodes, b.Nodes) && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.NodePorts, b.NodePorts) &&
-		slices.Equal(a.ServiceRanges, b.ServiceRanges)
+		slices.Equal(a.ServiceRanges, b.ServiceRanges) && slices.Equal(a.RemoteNodePorts, b.RemoteNodePorts)
 }
 
 // owns reports whether a is one of this node's addresses.
 func (p *nodeState) owns(a netip.Addr) bool {
 	_, found := slices.BinarySearchFunc(p.model.Addresses, a, netip.Addr.Compare)
 	return found
+}
+
+// hasNodePorts reports whether a, an address of this node, takes node ports.
+func (p *nodeState) hasNodePorts(a netip.Addr) bool {
+	return slices.ContainsFunc(p.model.NodePorts, func(r model.Range) bool { return r.Contains(a) })
 }
 
 // ownsSome reports whether one of this node's addresses is in one of the ranges.

@@ -175,6 +175,49 @@ func TestWrongClusterCIDRsDontFallBack(t *testing.T) {
 	same(t, "pods", sprint(r.Services().Node.Pods), "[]")
 }
 
+// Node ports at other nodes' addresses follow nodePortAddresses, and what other Nodes say changes no frontend.
+func TestRemoteNodePorts(t *testing.T) {
+	a := node(podCIDRs("10.244.1.0/24"), internalIPs("172.18.0.1", "fd00::1"))
+	b := node(podCIDRs("10.244.2.0/24"), internalIPs("172.18.0.2", "172.19.0.2", "fd00::2"))
+	// one that claims a pod's address, and this node's
+	c := node(podCIDRs("10.244.3.0/24"), internalIPs("172.18.0.3", "10.244.2.9", "172.18.0.1"))
+	b.Name, c.Name = "n2", "n3"
+	port, cannot := svc(nodePort(30080)), model.Capabilities{Unsupported: model.Unsupported{NoRemote: "it can't"}}
+	for _, x := range []struct {
+		name    string
+		config  Config
+		want    string
+		service edit
+		serves  bool
+	}{
+		{"all", Config{}, "[172.18.0.2 172.18.0.3 172.19.0.2 fd00::2]", nil, true},
+		{"range", Config{NodePortAddresses: lines("172.19.0.0/16")}, "[172.19.0.2 fd00::2]", nil, true},
+		{"primary", Config{NodePortAddresses: lines("primary")}, "[172.18.0.2 172.18.0.3 fd00::2]", nil, true},
+		{"localhost", Config{NodePortAddresses: lines("localhost")}, "[]", nil, true},
+		{"masqueradeAll", Config{MasqueradeAll: true}, "[]", nil, false},
+		{"unsupported", Config{Capabilities: cannot}, "[]", nil, false},
+		{"policy Local", Config{}, "[172.18.0.2 172.18.0.3 172.19.0.2 fd00::2]", external("Local"), false},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			x.config.Node = "n1"
+			s := port.DeepCopy()
+			if x.service != nil {
+				x.service(s)
+			}
+			r := resolved(x.config, s, a, b, c)
+			same(t, "addresses", sprint(r.Services().ServiceNode.RemoteNodePorts), x.want)
+			if f := frontend(t, r, "*4:30080/tcp"); f.Remote != x.serves || frontend(t, r, "10.96.0.1:80/tcp").Remote {
+				t.Errorf("at other nodes' addresses: %v, want %v", f.Remote, x.serves)
+			}
+		})
+	}
+	r := resolved(n1, port, a, b)
+	same(t, "parts that a Node changes", partNames(r.Apply(puts(c)).Services.Put), lines("node"))
+	if d := r.Apply(puts(c.DeepCopy())); !d.Empty() {
+		t.Errorf("a heartbeat changes %v", partNames(d.Services.Put))
+	}
+}
+
 // A change of the node changes what depends on it, and no more.
 func TestNodeChanges(t *testing.T) {
 	base := objects(
@@ -195,7 +238,8 @@ func TestNodeChanges(t *testing.T) {
 		{"zone", node(zoned("z2"), podCIDRs("10.244.1.0/24"), internalIPs("172.18.0.2")),
 			lines("shop/web:http tcp ipv4 cluster", "10.96.0.1:80/tcp")},
 		{"podCIDRs", node(zoned("z1"), podCIDRs("10.244.2.0/24"), internalIPs("172.18.0.2")), lines("node")},
-		{"no podCIDRs", node(zoned("z1"), internalIPs("172.18.0.2")), lines("node", "10.96.0.2:80/tcp", "10.96.0.1:80/tcp")},
+		{"no podCIDRs", node(zoned("z1"), internalIPs("172.18.0.2")), lines("node", "10.96.0.2:80/tcp", "192.0.2.1:80/tcp",
+			"10.96.0.1:80/tcp")},
 		{"address", node(zoned("z1"), podCIDRs("10.244.1.0/24"), internalIPs("172.19.0.2")),
 			lines("node", "192.0.2.1:80/tcp")},
 		{"gone", nil, lines("node", "shop/web:http tcp ipv4 cluster", "10.96.0.2:80/tcp", "192.0.2.1:80/tcp",

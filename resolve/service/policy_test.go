@@ -92,21 +92,27 @@ func TestPoolsThatPoliciesNeed(t *testing.T) {
 
 func TestMasquerade(t *testing.T) {
 	pods := Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+	own := Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.128/25")}}
+	cni := Config{PodInterfaces: model.Interfaces{Name: "cni0"}}
 	masq := Config{MasqueradeAll: true}
 	byNode := node(podCIDRs("10.244.1.0/24"))
+	const all, notPods = "node,pod,external", "node,external"
 	for _, c := range []struct {
 		name                   string
 		config                 Config
 		node                   *corev1.Node
 		local                  bool // externalTrafficPolicy
-		in4, in6, fromExternal string
+		in4, in6               string
+		port4, port6, external string
 	}{
-		{"pods not told apart", Config{}, node(), false, "none", "none", "node,pod,external"},
-		{"pods by configuration", pods, node(), false, "node,external", "none", "node,pod,external"},
-		{"pods by podCIDRs", Config{}, byNode, false, "node,external", "none", "node,pod,external"},
-		{"masqueradeAll", masq, byNode, false, "node,pod,external", "node,pod,external", "node,pod,external"},
-		{"policy Local", pods, node(), true, "node,external", "none", "node"},
-		{"policy Local, masqueradeAll", masq, node(), true, "node,pod,external", "node,pod,external", "node"},
+		{"pods not told apart", Config{}, node(), false, "none", "none", all, all, all},
+		{"pods of all nodes", pods, byNode, false, notPods, "none", all, all, notPods},
+		{"pods of this node by configuration", own, byNode, false, notPods, "none", notPods, all, notPods},
+		{"pods by podCIDRs", Config{}, byNode, false, notPods, "none", notPods, all, notPods},
+		{"pods by interface", cni, byNode, false, notPods, notPods, notPods, notPods, notPods},
+		{"masqueradeAll", masq, byNode, false, all, all, all, all, all},
+		{"policy Local", pods, node(), true, notPods, "none", "node", "node", "node"},
+		{"policy Local, masqueradeAll", masq, node(), true, all, all, "node", "node", "node"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.config.Node = "n1"
@@ -117,8 +123,8 @@ func TestMasquerade(t *testing.T) {
 			r := resolved(c.config, s, c.node)
 			for entry, want := range map[string]string{
 				"10.96.0.1:80/tcp": c.in4, "[fd96::1]:80/tcp": c.in6,
-				"*4:30080/tcp": c.fromExternal, "*6:30080/tcp": c.fromExternal, "192.0.2.1:80/tcp": c.fromExternal,
-				"192.0.2.9:80/tcp": c.fromExternal,
+				"*4:30080/tcp": c.port4, "*6:30080/tcp": c.port6, "192.0.2.1:80/tcp": c.external,
+				"192.0.2.9:80/tcp": c.external,
 			} {
 				if got := frontend(t, r, entry).Masquerade.String(); got != want {
 					t.Errorf("%s hides %s, want %s", entry, got, want)
@@ -157,7 +163,8 @@ func TestDirectServerReturn(t *testing.T) {
 			problems: lines("DirectServerReturn " + DSRUnavailable)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			config := Config{Node: "n1", DirectServerReturn: !c.off, Capabilities: model.Capabilities{NoDirect: c.cannot}}
+			config := Config{Node: "n1", DirectServerReturn: !c.off,
+				Capabilities: model.Capabilities{Unsupported: model.Unsupported{NoDirect: c.cannot}}}
 			if err := config.Validate(); err != nil {
 				t.Error(err)
 			}
@@ -197,7 +204,7 @@ func TestHintsEndDirectServerReturn(t *testing.T) {
 	}
 }
 
-// With direct server return, the node knows all nodes' addresses, and follows them; without, nothing of it.
+// With direct server return, the node knows all nodes' addresses, and follows them; without, others' node ports alone.
 func TestNodesKnowEachOther(t *testing.T) {
 	other := node(internalIPs("172.18.0.3", "fd18::3"), func(n *corev1.Node) { n.Name = "n2" })
 	for _, on := range []bool{true, false} {
@@ -216,7 +223,7 @@ func TestNodesKnowEachOther(t *testing.T) {
 		}
 		want("at first", addrs("172.18.0.2", "172.18.0.3", "fd18::3")...)
 		moved := node(internalIPs("172.18.0.4"), func(n *corev1.Node) { n.Name = "n2" })
-		if d := r.Apply(puts(moved)); len(d.Services.Put) != map[bool]int{true: 1}[on] {
+		if d := r.Apply(puts(moved)); len(d.Services.Put) != 1 {
 			t.Errorf("on %t: another node's new address changes %v", on, d.Services.Put)
 		}
 		want("with another address", addrs("172.18.0.2", "172.18.0.4")...)

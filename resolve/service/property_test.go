@@ -195,7 +195,7 @@ func randomNode(t dice) *corev1.Node {
 }
 
 func randomObject(t dice) source.Object {
-	switch t.roll("kind", 11) {
+	switch t.roll("kind", 12) {
 	case 0, 1, 2:
 		return randomService(t)
 	case 3, 4, 5:
@@ -208,8 +208,24 @@ func randomObject(t dice) source.Object {
 		return randomAPIServer(t)
 	case 10:
 		return randomServiceCIDR(t)
+	case 11:
+		return randomPod(t)
 	}
 	return randomNode(t)
+}
+
+// randomPod draws one with a host port.
+func randomPod(t dice) *corev1.Pod {
+	port := corev1.ContainerPort{ContainerPort: random[int32](t, "port", 80, 8080),
+		HostPort: random[int32](t, "host port", 80, 8080, 30080), Protocol: random(t, "protocol", corev1.ProtocolTCP,
+			corev1.ProtocolUDP), HostIP: random(t, "hostIP", "", "", "172.18.0.2", "192.0.2.2", "127.0.0.1")}
+	p := hostPortPod(random(t, "node", "n1", "n1", "n2"), port)
+	p.Namespace, p.Name = random(t, "namespace", "a", "b"), random(t, "name", "x", "p")
+	p.Status.PodIPs[0].IP = random(t, "podIP", "10.0.0.1", "10.0.0.2")
+	if age := maybe[int64](t, "age", 1, 2, 3); age != nil {
+		p.CreationTimestamp = metav1.Unix(*age, 0)
+	}
+	return p
 }
 
 func randomServiceCIDR(t dice) *networkingv1.ServiceCIDR {
@@ -290,7 +306,7 @@ func randomConfig(t dice) Config {
 			randomText(t, "node ports", "all", "primary", "localhost", "172.18.0.0/16", "::/0"))
 	})
 	several(t, "clusterCIDRs", 1, func() { c.ClusterCIDRs = append(c.ClusterCIDRs, prefixes("10.0.0.0/8")...) })
-	several(t, "addresses", 1, func() { c.Addresses = append(c.Addresses, addrs("192.0.2.2")...) })
+	several(t, "addresses", 1, func() { c.Addresses = append(c.Addresses, addrs("192.0.2.2", "172.18.0.2")...) })
 	c.DirectServerReturn = t.roll("direct server return", 2) == 1
 	c.ExternalIPs = random(t, "external IPs", SafeExternalIPs, "", RefuseExternalIPs, AnyExternalIPs)
 	several(t, "API servers", 1, func() { c.APIServers = append(c.APIServers, netip.MustParseAddrPort("172.18.0.2:80")) })
@@ -299,6 +315,7 @@ func randomConfig(t dice) Config {
 			100)}
 	}
 	c.Scheduler = random(t, "scheduler", model.Random, model.Maglev)
+	c.HostPorts = t.roll("host ports", 2) == 1
 	return c
 }
 
@@ -475,6 +492,8 @@ func deepCopies(there map[source.Key]source.Object) (cs []source.Change) {
 			cs = append(cs, puts(o.DeepCopy())...)
 		case *networkingv1.ServiceCIDR:
 			cs = append(cs, puts(o.DeepCopy())...)
+		case *corev1.Pod:
+			cs = append(cs, puts(o.DeepCopy())...)
 		}
 	}
 	return cs
@@ -563,10 +582,11 @@ func mustRetainPointers(t dice, before, after *model.Snapshot) {
 func sound(t dice, s *model.Snapshot) {
 	pools := map[uint64]*model.Pool{}
 	for e, f := range s.Frontends {
-		if f.Entry != e || e.Port == 0 || !e.AnyAddr() && unusable(e.Addr) != "" || f.Service == "" || f.Via == "" {
+		unusable := unusable(e.Addr) != "" && !(f.Via == model.ViaHostPort && e.Addr == localhost)
+		if f.Entry != e || e.Port == 0 || !e.AnyAddr() && unusable || f.Service == "" || f.Via == "" {
 			t.Fatalf("frontend %s: %+v", e, f)
 		}
-		if (f.Via == viaNodePort.String()) != e.AnyAddr() {
+		if f.Via != model.ViaHostPort && (f.Via == viaNodePort.String()) != e.AnyAddr() {
 			t.Fatalf("%s is a %s", e, f.Via)
 		}
 		for _, p := range []*model.Pool{f.Internal.Pool, f.External.Pool} {

@@ -136,7 +136,7 @@ func New(c Config) *Resolver {
 			nodeIPs:      map[netip.Addr]int{},
 			blocks:       map[netip.Prefix]int{},
 		},
-		hostPorts: hostPorts{map[source.Key]*corev1.Pod{}, map[source.Key][]netip.Addr{}},
+		hostPorts: hostPorts{map[source.Key]*corev1.Pod{}, source.Attached{}},
 		unpublished: unpublished{
 			changedClusterIPs: map[netip.Addr]struct{}{},
 			shownClusterIPs:   map[netip.Addr]*model.ClusterIP{},
@@ -235,10 +235,12 @@ func (r *Resolver) meet(name string, obj *corev1.Node) bool {
 			delete(r.nodeIPs, a)
 		}
 		r.recheck(a)
+		r.guardAt(a)
 	}
 	for _, a := range now.addresses {
 		r.nodeIPs[a]++
 		r.recheck(a)
+		r.guardAt(a)
 	}
 	return true
 }
@@ -320,11 +322,18 @@ func (r *Resolver) locate() {
 	r.staleProblems = true
 	r.nodeState = locate(r.set, r.object, r.nodes, r.serviceRanges, was.model)
 	before := *was.model
-	before.Nodes, before.ServiceRanges = r.nodeState.model.Nodes, r.nodeState.model.ServiceRanges
-	if equalServiceNode(&before, r.nodeState.model) && r.nodeState.zone == was.zone {
+	now := r.nodeState.model
+	before.Nodes, before.RemoteNodePorts, before.ServiceRanges = now.Nodes, now.RemoteNodePorts, now.ServiceRanges
+	if equalServiceNode(&before, now) && r.nodeState.zone == was.zone && r.nodeState.podsHere == was.podsHere {
 		return
 	}
+	for _, a := range slices.Concat(before.Addresses, now.Addresses) {
+		if len(r.clusterIPs[a]) > 0 {
+			r.changedClusterIPs[a] = struct{}{}
+		}
+	}
 	r.declarePods()
+	r.guardAll()
 	for _, s := range r.services {
 		r.touch(s, true)
 	}
@@ -367,7 +376,7 @@ func (r *Resolver) syncClaims(s *service) {
 	case wants && !s.claimed:
 		s.expand(r.set.limits.Service.Frontends, r.hash)
 		r.indexAddresses(s, true)
-		s.refused = r.refusals(s)
+		s.refused = r.rejections(s)
 		s.claimed = true
 		r.claim(s, true)
 	case !wants && s.claimed:
@@ -411,7 +420,8 @@ func (r *Resolver) moveEntry(s *service, i int, add bool) {
 	}
 	was := r.entries.holder[k].by
 	r.touch(move(&r.entries, add, k, claim{s, i}), false)
-	if r.entries.holder[k].by == was {
+	now := r.entries.holder[k].by
+	if now == was {
 		return
 	}
 	for _, x := range r.entries.rivals[k] {
@@ -423,8 +433,16 @@ func (r *Resolver) moveEntry(s *service, i int, add bool) {
 		if was != nil {
 			r.changedNodePorts[was.namespace] = struct{}{}
 		}
+		if hasKind(was, source.Pod) || hasKind(now, source.Pod) {
+			for _, a := range r.entryAddresses(k) {
+				r.recheck(a)
+			}
+		}
 	}
 }
+
+// hasKind reports whether s, if there is one, is of a kind.
+func hasKind(s *service, k source.Kind) bool { return s != nil && s.key.Kind == k }
 
 // move adds or drops one claim and returns the Service that loses or wins by it.
 func move[K comparable](c *claims[K], add bool, k K, x claim) *service {

@@ -14,6 +14,9 @@ const (
 	closeNode                     // PreferSameNode
 )
 
+// String returns the word for spec.trafficDistribution.
+func (d distribution) String() string { return [...]string{"", "PreferSameZone", "PreferSameNode"}[d] }
+
 // nearness is how near to this node the endpoints must be that take its traffic.
 type nearness uint8
 

@@ -167,7 +167,7 @@ func TestListsAndSelectors(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestRejections(t *testing.T) {
 	_, base := start(t, service("a", "one", "10.96.0.1", nil))
 	for path, want := range map[string]struct {
 		code   int

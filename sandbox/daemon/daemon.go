@@ -48,7 +48,7 @@ type Status struct {
 // Folder is where the daemon of a sandbox keeps its status and logs.
 func Folder(name string) string { return filepath.Join(sandbox.Dir, name) }
 
-// AgentFolder is where the agent of a node has files of its own, where it connects pods.
+// AgentFolder is where the agent of a node has files and sockets of its own.
 func AgentFolder(name, node string) string { return filepath.Join(Folder(name), "agent-"+node) }
 
 func statusPath(name string) string { return filepath.Join(Folder(name), "status.json") }

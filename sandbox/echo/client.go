@@ -9,9 +9,12 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"strconv"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -74,15 +77,33 @@ func Open(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (
 	return h, nil
 }
 
+// ports counts the local ports that were chosen, by the inode of the network namespace: *atomic.Uint32.
+var ports sync.Map
+
+// nextPort returns a local port for a flow of packets, of the kernel's usual range: one that none of the calling
+// thread's network namespace has had since all others. The kernel chooses by chance, perhaps one of a flow that
+// connection tracking has not forgotten, whose packets are then of that flow, whatever policies say of new ones.
+func nextPort() (uint16, error) {
+	inode, err := netns.Inode()
+	first := new(atomic.Uint32)
+	first.Store(rand.Uint32N(1 << 16))
+	n, _ := ports.LoadOrStore(inode, first)
+	return uint16(32768 + n.(*atomic.Uint32).Add(1)%28232), err
+}
+
 func (h *Flow) connect(kind int) (err error) {
 	from := h.opts.From
 	if !from.Addr().IsValid() {
 		from = netip.AddrPortFrom(unspecified(h.to.Addr()), from.Port())
 	}
-	if kind == unix.SOCK_RAW { // no ports: those are ours to choose
-		if from.Port() == 0 {
-			from = netip.AddrPortFrom(from.Addr(), uint16(32768+rand.IntN(28232)))
+	if from.Port() == 0 && h.packet {
+		port, err := nextPort()
+		if err != nil {
+			return err
 		}
+		from = netip.AddrPortFrom(from.Addr(), port)
+	}
+	if kind == unix.SOCK_RAW { // no ports: those are ours to choose
 		h.local = from
 		return h.attach(netip.AddrPortFrom(from.Addr(), 0), netip.AddrPortFrom(h.to.Addr(), 0))
 	}

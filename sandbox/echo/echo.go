@@ -41,7 +41,7 @@ type Reply struct {
 
 // The ways in which a question goes unanswered; Ask's and Hold's errors are one of these where errors.Is says so.
 var (
-	// Refused reports a refusal: a TCP reset, an SCTP ABORT, an ICMP error, or the sending kernel (EPERM).
+	// Refused reports a rejection: a TCP reset, an SCTP ABORT, an ICMP error, or the sending kernel (EPERM).
 	//
 	//lint:ignore ST1012 echo.Refused says it
 	Refused = errors.New("refused")

@@ -1,8 +1,11 @@
 package echo
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 
@@ -15,23 +18,25 @@ import (
 )
 
 // Ping sends an ICMP echo request from an address and returns once its reply is here, or Timeout when ctx ends first.
-// Kernels reply without a Server. It is called as Request is.
-func Ping(ctx context.Context, to, from netip.Addr) error {
+// Kernels reply without a Server. It is called as Request is. From's port is the request's identifier, which with both
+// addresses makes the connection: for a kernel that tracks it, requests of one identifier are of one connection. 0: any
+// identifier. A reply is the request's if it carries the same number, drawn for each.
+func Ping(ctx context.Context, to netip.Addr, from netip.AddrPort) error {
 	what := fmt.Sprintf("ping %s", to)
-	protocol, request, reply := unix.IPPROTO_ICMP, icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply)
-	if to.Is6() {
-		protocol, request, reply = unix.IPPROTO_ICMPV6, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply
-	}
+	protocol, request, reply := echoOf(to)
 	s, err := open(family(to), unix.SOCK_RAW, model.Protocol(protocol))
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer s.Close()
 	defer s.during(ctx)()
-	id := rand.IntN(1 << 16)
-	q, err := (&icmp.Message{Type: request, Body: &icmp.Echo{ID: id, Seq: 1}}).Marshal(nil)
+	id, carried := int(from.Port()), binary.BigEndian.AppendUint64(nil, rand.Uint64())
+	if id == 0 {
+		id = 1 + rand.IntN(math.MaxUint16)
+	}
+	q, err := (&icmp.Message{Type: request, Body: &icmp.Echo{ID: id, Seq: 1, Data: carried}}).Marshal(nil)
 	if err == nil {
-		err = s.bind(netip.AddrPortFrom(from, 0))
+		err = s.bind(netip.AddrPortFrom(from.Addr(), 0))
 	}
 	if err == nil {
 		err = s.connect(netip.AddrPortFrom(to, 0))
@@ -45,9 +50,20 @@ func Ping(ctx context.Context, to, from netip.Addr) error {
 			break
 		}
 		m, unread := icmp.ParseMessage(protocol, payload(r.data, to.Is4()))
-		if e, ok := m.Body.(*icmp.Echo); unread == nil && ok && m.Type == reply && e.ID == id {
+		if unread != nil || m.Type != reply {
+			continue
+		}
+		if e, ok := m.Body.(*icmp.Echo); ok && e.ID == id && bytes.Equal(e.Data, carried) {
 			return nil
 		}
 	}
 	return classify(ctx, what, err)
+}
+
+// echoOf returns the number of ICMP for an address's family, and the types of an echo request and its reply.
+func echoOf(a netip.Addr) (protocol int, request, reply icmp.Type) {
+	if a.Is4() {
+		return unix.IPPROTO_ICMP, ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply
+	}
+	return unix.IPPROTO_ICMPV6, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply
 }

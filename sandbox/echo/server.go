@@ -189,6 +189,7 @@ func listen(at netip.AddrPort, p model.Protocol) (*socket, error) {
 		l.Close()
 		return nil, err
 	}
+	l.listens = true
 	return l, nil
 }
 

@@ -18,8 +18,20 @@ import (
 // socket is a socket whose waiting is Go's: it blocks no thread and ends at a deadline or Close.
 type socket struct {
 	*os.File
-	raw    syscall.RawConn
-	family int // AF_INET or AF_INET6
+	raw     syscall.RawConn
+	family  int  // AF_INET or AF_INET6
+	listens bool // to streams
+}
+
+// Close closes the socket, so that its port is free at once: a child process that is being started has copies of all
+// sockets until it executes its program.
+func (s *socket) Close() error {
+	if s.listens {
+		s.control(func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) })
+	}
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return s.File.Close()
 }
 
 // open makes a socket in the calling thread's network namespace.
@@ -50,7 +62,7 @@ func wrap(fd, family int) (*socket, error) {
 		f.Close()
 		return nil, err
 	}
-	return &socket{f, raw, family}, nil
+	return &socket{File: f, raw: raw, family: family}, nil
 }
 
 // control runs f on the file descriptor.
@@ -255,8 +267,8 @@ var kernelSCTP = sync.OnceValue(func() bool {
 	return true
 })
 
-// refusals are the errors by which a kernel passes on somebody's no.
-var refusals = []error{
+// rejections are the errors by which a kernel passes on that the other end rejects.
+var rejections = []error{
 	unix.ECONNREFUSED, unix.ECONNRESET, unix.EPIPE, // TCP reset, SCTP ABORT, ICMP port unreachable
 	unix.EPERM,                     // a rule or program of the sender's own host
 	unix.EACCES, unix.EHOSTUNREACH, // ICMP administratively prohibited, host unreachable
@@ -273,7 +285,7 @@ func classify(ctx context.Context, what string, err error) error {
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, unix.ETIMEDOUT):
 		return fmt.Errorf("%s: %w", what, Timeout)
 	}
-	for _, r := range refusals {
+	for _, r := range rejections {
 		if errors.Is(err, r) {
 			return fmt.Errorf("%s: %w: %w", what, Refused, err)
 		}

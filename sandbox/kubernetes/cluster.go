@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"time"
 
@@ -190,15 +189,11 @@ func (c *Cluster) boot(context.Context) error {
 		}
 	}
 	pause, dns := filepath.Join(c.Dir, "pause.tar"), filepath.Join(c.Dir, "coredns.tar")
-	program, err := pauseProgram(runtime.GOARCH)
-	if err != nil {
-		return err
-	}
 	server, err := os.ReadFile(c.Programs.CoreDNS)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(WriteImage(pause, PauseImage, program), WriteImage(dns, dnsImage, server)); err != nil {
+	if err := errors.Join(WritePauseImage(pause), WriteImage(dns, dnsImage, server)); err != nil {
 		return err
 	}
 	for i := range c.Nodes {

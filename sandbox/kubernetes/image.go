@@ -67,6 +67,15 @@ func pauseProgram(arch string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// WritePauseImage writes PauseImage as WriteImage does.
+func WritePauseImage(path string) error {
+	program, err := pauseProgram(runtime.GOARCH)
+	if err != nil {
+		return err
+	}
+	return WriteImage(path, PauseImage, program)
+}
+
 // WriteImage writes an image for this machine's architecture, of one program that needs no other file, as an archive
 // that `docker load` and `ctr images import` read (github.com/moby/docker-image-spec). The program is at the image's
 // root, by the last part of the image's name: that of example.com/web:1 is /web.

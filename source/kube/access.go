@@ -11,13 +11,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/metrics"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	"sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // Access returns where the API server is and which identity to use there.
@@ -128,9 +130,14 @@ func (c *client) host() string {
 
 // request begins a request for objects of a kind.
 func (c *client) request(r resource) *rest.Request {
+	return c.get(r.GroupVersion()).Resource(r.Resource)
+}
+
+// get begins a request as for a group's kinds.
+func (c *client) get(gv schema.GroupVersion) *rest.Request {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.groups[r.GroupVersion()].Get().Resource(r.Resource)
+	return c.groups[gv].Get()
 }
 
 var (
@@ -145,6 +152,10 @@ func kinds() *runtime.Scheme {
 		cnpv1.Install(s)); err != nil {
 		panic(err)
 	}
+	older := schema.GroupVersion(v1alpha2.GroupVersion) // the same fields: objects of it are read as the newer
+	s.AddKnownTypeWithName(older.WithKind("ClusterNetworkPolicy"), &cnpv1.ClusterNetworkPolicy{})
+	s.AddKnownTypeWithName(older.WithKind("ClusterNetworkPolicyList"), &cnpv1.ClusterNetworkPolicyList{})
+	metav1.AddToGroupVersion(s, older)
 	return s
 }
 
@@ -178,9 +189,9 @@ func connect(config *rest.Config, largest int64) (map[schema.GroupVersion]rest.I
 	groups := map[schema.GroupVersion]rest.Interface{}
 	for gv, path := range map[schema.GroupVersion]string{corev1.SchemeGroupVersion: "/api",
 		discoveryv1.SchemeGroupVersion: "/apis", networkingv1.SchemeGroupVersion: "/apis",
-		schema.GroupVersion(cnpv1.GroupVersion): "/apis"} {
+		schema.GroupVersion(cnpv1.GroupVersion): "/apis", schema.GroupVersion(v1alpha2.GroupVersion): "/apis"} {
 		c := rest.CopyConfig(config)
-		if gv == schema.GroupVersion(cnpv1.GroupVersion) { // custom resources have no protobuf form
+		if gv.Group == cnpv1.GroupName { // custom resources have no protobuf form
 			c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 		}
 		c.GroupVersion, c.APIPath = &gv, path

@@ -23,7 +23,7 @@ const (
 	defaultBytes          = 128 << 20
 )
 
-// budget records which objects of one kind were handed on, and bounds their weight. Of a namespace beyond the bound
+// budget records which objects of one kind were delivered, and bounds their weight. Of a namespace beyond the bound
 // the oldest objects stay, up to the first that doesn't fit; which those are doesn't depend on the order in which
 // objects come. Where all namespaces together are beyond the total, the youngest objects of the heaviest namespace go.
 type budget struct {
@@ -45,7 +45,7 @@ type space struct {
 	stale  bool     // what is left out is not known for sure
 }
 
-// held describes an object that was handed on.
+// held describes an object that was delivered.
 type held struct {
 	version uint64 // 0: unknown
 	created int64  // in seconds
@@ -82,14 +82,6 @@ func (b *budget) get(n types.NamespacedName) (h held, ok bool) {
 		h, ok = s.held[n.Name]
 	}
 	return h, ok
-}
-
-// len returns the number of objects held.
-func (b *budget) len() (n int) {
-	for _, s := range b.spaces {
-		n += len(s.held)
-	}
-	return n
 }
 
 func (b *budget) space(name string) *space {

@@ -300,7 +300,7 @@ func TestWeighs(t *testing.T) {
 	}
 }
 
-// What came and went while nothing could be handed on yet leaves nothing behind.
+// What came and went while nothing could be delivered yet leaves nothing behind.
 func TestPendingIsBounded(t *testing.T) {
 	n := newUpdates(resources("a", ""))
 	s := newStream(n.kinds[0], nil, n, strip.New(), newBudget(1<<20, 1<<20))
@@ -346,4 +346,12 @@ func TestRefetchWaits(t *testing.T) {
 	if _, again, _ := s.nextBackoff(now.Add(time.Second)); again != at {
 		t.Error("the turn was put off")
 	}
+}
+
+// len returns the number of objects held.
+func (b *budget) len() (n int) {
+	for _, s := range b.spaces {
+		n += len(s.held)
+	}
+	return n
 }

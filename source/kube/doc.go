@@ -13,7 +13,7 @@
 //
 // # What is kept
 //
-// No object: what comes is stripped (package strip), waits until it is handed on, and is forgotten. Of each object its
+// No object: what comes is stripped (package strip), waits until it is delivered, and is forgotten. Of each object its
 // name, resource version, age and weight stay, so that after another list only what differs is told. Changes of one
 // object that come while the consumer is busy are one; an object that came and went meanwhile leaves nothing.
 //
@@ -34,9 +34,10 @@
 // # What stays when the API server does not answer
 //
 // Everything. Nothing goes away but what an API server says is gone, and before each kind that traffic needs has been
-// listed whole, nothing is told but problems (Batch.Waiting). What is wrong stands as a Problem with the time since
-// when; a permission that is missing names its verb and resource, stops its kind alone, and the others go on. A Node
-// that may not be read is done without after five seconds.
+// listed whole, nothing is told but problems (Batch.Waiting); of the kinds that policies need, nothing before each of
+// them has been (Batch.Unlisted). What is wrong stands as a Problem with the time since when; a permission that is
+// missing names its verb and resource, stops its kind alone, and the others go on. A Node that may not be read is done
+// without after five seconds.
 //
 // A refused connection is tried again after 0.1 to 0.8 s; a server that answers, but with an error, after up to half of
 // the time that this has lasted, 10 s at most. Whenever a request fails, the kubeconfig and the files that it names are

@@ -70,7 +70,7 @@ func (s *stream) nextBackoff(now time.Time) (name string, at time.Time, ok bool)
 	return name, at, ok
 }
 
-// fetch lists a namespace again and hands on what differs. What changes meanwhile is newer than the list.
+// fetch lists a namespace again and delivers what differs. What changes meanwhile is newer than the list.
 func (s *stream) fetch(ctx context.Context, namespace string) {
 	s.mu.Lock()
 	s.fetching, s.seen = namespace, map[string]bool{}
@@ -91,7 +91,7 @@ func (s *stream) fetch(ctx context.Context, namespace string) {
 	s.seen = nil
 }
 
-// merge takes what a list of a namespace says, and returns what differs from what was handed on.
+// merge takes what a list of a namespace says, and returns what differs from what was delivered.
 func (s *stream) merge(namespace string, fresh *budget, objects map[types.NamespacedName]source.Object) (
 	changes []update) {
 	was := s.budget.space(namespace).held

@@ -18,7 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	"sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -32,8 +33,11 @@ type resource struct {
 	object       runtime.Object
 	list         func() runtime.Object
 	label, field string
-	needed       bool          // nothing begins without it
+	needed       bool          // nothing begins without it, or no policies do
+	policies     bool          // what policies decide waits for it, and nothing else does
 	optional     bool          // a server may not know it
+	custom       bool          // a CustomResourceDefinition makes a server know it
+	older        string        // a version with the same fields, for a server that doesn't serve the newer; "": none
 	retry        time.Duration // how long to wait at most before a server that doesn't know it is asked for it again
 }
 
@@ -71,7 +75,7 @@ func resources(node, proxyName string) []resource {
 }
 
 // policyResources are what network policies need besides. ClusterNetworkPolicies may come to a server at any time:
-// their CustomResourceDefinition is installed then.
+// their CustomResourceDefinition is installed then, and followed.
 func policyResources() []resource {
 	r := pods()
 	r.needed = true
@@ -86,7 +90,8 @@ func policyResources() []resource {
 		}, {
 			GroupVersionResource: cnpv1.Resource("clusternetworkpolicies").WithVersion(cnpv1.GroupVersion.Version),
 			kind:                 source.ClusterNetworkPolicy,
-			needed:               true, optional: true, retry: time.Minute,
+			needed:               true, optional: true, custom: true, retry: time.Minute,
+			older:  v1alpha2.GroupVersion.Version,
 			object: &cnpv1.ClusterNetworkPolicy{}, list: func() runtime.Object { return &cnpv1.ClusterNetworkPolicyList{} },
 		},
 	}
@@ -107,9 +112,31 @@ const (
 	pageSize = 100
 )
 
-// each lists, of one namespace or of all, and calls visit for each object. A list that is too large for one answer
-// comes in pages, so that no more of it is in memory at a time than visit keeps and one page.
+// byVersion calls do for the newest version of r that the server serves, and returns that and the error of do.
+func (r resource) byVersion(do func(resource) error) (version string, err error) {
+	version = r.Version
+	if err = do(r); r.older != "" && reasonOf(err) == NotServed {
+		r.Version = r.older
+		if failed := do(r); reasonOf(failed) != NotServed {
+			return r.older, failed
+		}
+	}
+	return version, err
+}
+
+// each lists, of one namespace or of all, and calls visit for each object.
 func (c *client) each(ctx context.Context, r resource, namespace string, o metav1.ListOptions,
+	visit func(source.Object)) (version string, err error) {
+	_, err = r.byVersion(func(r resource) error {
+		version, err = c.pages(ctx, r, namespace, o, visit)
+		return err
+	})
+	return version, err
+}
+
+// pages lists one version of a kind. A list that is too large for one answer comes in pages, so that no more of it is
+// in memory at a time than visit keeps and one page.
+func (c *client) pages(ctx context.Context, r resource, namespace string, o metav1.ListOptions,
 	visit func(source.Object)) (version string, err error) {
 	o.LabelSelector, o.FieldSelector = r.label, r.field
 	ctx = klog.NewContext(ctx, logr.Discard()) // errors are returned
@@ -147,8 +174,13 @@ func (c *client) each(ctx context.Context, r resource, namespace string, o metav
 	}
 }
 
-// watches follows what changes.
-func (c *client) watches(ctx context.Context, r resource, o metav1.ListOptions) (watch.Interface, error) {
+// watches follows what changes, of the version that is returned.
+func (c *client) watches(ctx context.Context, r resource, o metav1.ListOptions) (w watch.Interface, version string,
+	err error) {
 	o.LabelSelector, o.FieldSelector, o.Watch = r.label, r.field, true
-	return c.request(r).VersionedParams(&o, parameters).Watch(ctx)
+	version, err = r.byVersion(func(r resource) error {
+		w, err = c.request(r).VersionedParams(&o, parameters).Watch(ctx)
+		return err
+	})
+	return w, version, err
 }

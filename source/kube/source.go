@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -21,10 +22,12 @@ type Options struct {
 	Node      string // this node's name
 	ProxyName string // as in resolve.Config
 	Nodes     bool   // all of them, not this node's alone
-	// Kinds are read as well: of Namespace, Pod, NetworkPolicy and ClusterNetworkPolicy. Nothing begins without them, but
-	// for ClusterNetworkPolicies that the server doesn't serve.
+	// Kinds are read as well: of Namespace, Pod, NetworkPolicy and ClusterNetworkPolicy. None of them is delivered before
+	// all have been listed, but for ClusterNetworkPolicies that the server doesn't serve.
 	Kinds []source.Kind
-	Pods  bool // this node's are read too, where Kinds hasn't all
+	Pods  bool // nothing begins without this node's Pods; they are read too, where Kinds hasn't all
+
+	Log *slog.Logger // of what is no problem; nil: nowhere
 
 	// NamespaceBytes and Bytes bound the weight of the Services, and of the EndpointSlices, of one namespace and of
 	// all, in bytes of memory. Each should be above what one object can weigh: 16 MiB. 0 is the default.
@@ -46,6 +49,7 @@ func (o Options) kinds() []resource {
 	}
 	for _, r := range policyResources() {
 		if slices.Contains(o.Kinds, r.kind) {
+			r.policies = r.kind != source.Pod || !o.Pods
 			list = append(list, r)
 		}
 	}
@@ -76,12 +80,16 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	}
 	kinds := s.options.kinds()
 	n, words := newUpdates(kinds), strip.New()
+	words.Node = s.options.Node
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	for _, r := range kinds {
 		st := newStream(r, c, n, words, s.options.budget(r.kind))
 		st.pause, st.retry = cmp.Or(s.pause, st.pause), cmp.Or(s.retry, st.retry)
 		streams.Go(func() { st.run(ctx) })
+	}
+	if slices.Contains(s.options.Kinds, source.ClusterNetworkPolicy) {
+		streams.Go(func() { s.followOthers(ctx, c, n) })
 	}
 	defer time.AfterFunc(patience, n.delay).Stop()
 	for {
@@ -97,7 +105,7 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 }
 
 // Load reads once: what Run reads, without its bounds, all Nodes, and Pods if asked for. Nodes and Pods that can't be
-// read are a problem.
+// read are a problem, as are policies that Fairlead doesn't evaluate.
 func (s *Source) Load(ctx context.Context,
 	withPods bool) (objects []source.Object, problems []source.Problem, err error) {
 	c, err := open(s.options.Access)
@@ -129,6 +137,10 @@ func (s *Source) Load(ctx context.Context,
 			t := trouble{reason: reason, message: problemOf(c.host(), r, reason, err), since: begin}
 			problems = append(problems, t.problem())
 		}
+	}
+	if slices.Contains(o.Kinds, source.ClusterNetworkPolicy) {
+		others, _ := c.otherPolicies(ctx) // a server that doesn't say which kinds it has is no reason to end here
+		problems = append(problems, others...)
 	}
 	return objects, problems, nil
 }

@@ -32,9 +32,10 @@ type stream struct {
 	listed *budget   // of the list that comes now
 	pause  time.Duration
 	wake   chan struct{} // holds one when refetch has to look again
+	expected
 
 	mu       sync.Mutex
-	budget   *budget         // what was handed on
+	budget   *budget         // what was delivered
 	over     bool            // a namespace was beyond the bound
 	closed   map[string]bool // namespaces that have a substitute for policies that are left out
 	backoffs map[string]backoff
@@ -44,7 +45,7 @@ type stream struct {
 
 func newStream(r resource, c *client, n *updates, words *strip.Words, b *budget) *stream {
 	return &stream{resource: r, client: c, updates: n, words: words, pause: firstPause, wake: make(chan struct{}, 1),
-		budget: b, backoffs: map[string]backoff{}}
+		expected: expected{now: make(chan struct{}, 1)}, budget: b, backoffs: map[string]backoff{}}
 }
 
 // refused is how long to wait between attempts to connect: 0.1 to 0.8 s.
@@ -65,6 +66,9 @@ func (s *stream) run(ctx context.Context) {
 	var other sync.WaitGroup
 	defer other.Wait()
 	other.Go(func() { s.refetch(ctx) })
+	if s.custom {
+		other.Go(func() { s.followDefinition(ctx) })
+	}
 	r.RunWithContext(klog.NewContext(ctx, logr.Discard())) // ask and follow tell what goes wrong
 }
 
@@ -92,7 +96,7 @@ func (s *stream) follow(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	if err := s.pauses(ctx); err != nil {
 		return nil, err
 	}
-	w, err := s.watches(ctx, s.resource, o)
+	w, version, err := s.watches(ctx, s.resource, o)
 	if err != nil {
 		s.failed(ctx, err)
 		return nil, err
@@ -102,6 +106,7 @@ func (s *stream) follow(ctx context.Context, o metav1.ListOptions) (watch.Interf
 		s.listed = s.budget.empty()
 		w = newListing(w, s.resource, s.listed, s.words)
 	}
+	s.opened(w, version)
 	return w, nil
 }
 
@@ -112,6 +117,8 @@ func (s *stream) pauses(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-s.expected.now:
+		return nil
 	case <-t.C:
 		return nil
 	}
@@ -123,14 +130,21 @@ func (s *stream) failed(ctx context.Context, err error) {
 		return
 	}
 	reason := reasonOf(err)
+	if s.mu.Lock(); reason == NotServed && s.unread {
+		reason = VersionNotRead
+	}
+	s.mu.Unlock()
 	message := problemOf(s.host(), s.resource, reason, err)
 	if bad := s.renew(); bad != nil {
 		reason, message = Misconfigured, bad.Error()+": the last state is used until it is fixed; "+message
 	}
 	if t := s.ill(s.kind, reason, message); t.reachable() {
 		s.rest = time.Now().Add(spare(time.Since(t.turned)))
-		if s.optional && reason == NotServed {
+		if s.optional && (reason == NotServed || reason == VersionNotRead) {
 			s.rest = time.Now().Add(s.retry/2 + rand.N(s.retry/2))
+			if s.isDue() {
+				s.rest = time.Now().Add(again)
+			}
 		}
 	}
 }
@@ -141,7 +155,7 @@ func spare(lasted time.Duration) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// change reports that o is now so, and returns what is to be handed on: nothing where that is no news. created says
+// change reports that o is now so, and returns what is to be delivered: nothing where that is no news. created says
 // that o is new.
 func (s *stream) change(o source.Object, created bool) (changes []update) {
 	name, version := nameOf(o), versionOf(o)
@@ -248,6 +262,14 @@ func (s *stream) Replace(list []any, _ string) error {
 		s.words.Strip(o)
 		changes = append(changes, update{source.Change{Key: s.key(name), Object: o}, !there})
 	}
+	s.replace(s.kind, append(append(changes, s.gone(was)...), s.substitutes()...))
+	s.well(s.kind)
+	s.report()
+	return nil
+}
+
+// gone returns the end of what there was before and is no more.
+func (s *stream) gone(was *budget) (changes []update) {
 	for namespace, space := range was.spaces {
 		for name := range space.held {
 			n := types.NamespacedName{Namespace: namespace, Name: name}
@@ -256,10 +278,7 @@ func (s *stream) Replace(list []any, _ string) error {
 			}
 		}
 	}
-	s.replace(s.kind, append(changes, s.substitutes()...))
-	s.well(s.kind)
-	s.report()
-	return nil
+	return changes
 }
 
 // Substitute is the name of the NetworkPolicy that a namespace has in place of those that are left out: it isolates

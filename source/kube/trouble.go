@@ -27,6 +27,7 @@ const (
 	Failing       = "Failing"       // another error in answer
 	Slow          = "Slow"          // the first list is not whole yet
 
+	VersionNotRead    = "VersionNotRead"    // the server knows the kind in other versions than Fairlead
 	NamespaceTooLarge = "NamespaceTooLarge" // objects of a namespace are left out
 )
 
@@ -103,6 +104,9 @@ func problemOf(host string, r resource, reason string, err error) string {
 		return what + fmt.Sprintf("list or watch %s: %s: they stay as they were seen last; let a ClusterRole allow the "+
 			"verbs list and watch on %s",
 			r.GroupResource(), plain(err), r.GroupResource())
+	case VersionNotRead:
+		return what + fmt.Sprintf("it serves %s in versions alone that Fairlead doesn't read: they stay as they were seen "+
+			"last; use a version of Fairlead that reads them", r.GroupResource())
 	case NotServed:
 		return what + fmt.Sprintf("it does not serve %s: %s: they stay as they were seen last",
 			r.GroupVersionResource.String(), plain(err))

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -9,9 +10,9 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// updates is what has been seen and not been handed on.
+// updates is what has been seen and not been delivered.
 type updates struct {
-	notified chan struct{} // holds one when there is something to hand on
+	notified chan struct{} // holds one when there is something to deliver
 
 	mu       sync.Mutex
 	changes  []update
@@ -22,9 +23,11 @@ type updates struct {
 	troubles map[source.Kind]*trouble
 	start    time.Time
 	late     bool             // the first lists should all be there by now
-	begun    bool             // the first batch has been handed on
-	problems []source.Problem // as handed on last
+	begun    bool             // the first batch has been delivered
+	unlisted []source.Kind    // as delivered last
+	problems []source.Problem // as delivered last
 	beyond   map[source.Kind][]source.Problem
+	others   *source.Problem // of policies that aren't evaluated
 }
 
 // update is a change and whether the consumer has not been told of the object.
@@ -39,7 +42,7 @@ func newUpdates(kinds []resource) *updates {
 		start: time.Now()}
 }
 
-// signal reports that there may be something to hand on.
+// signal reports that there may be something to deliver.
 func (n *updates) signal() {
 	select {
 	case n.notified <- struct{}{}:
@@ -97,6 +100,20 @@ func (n *updates) exceeds(k source.Kind, ps []source.Problem) {
 	}
 }
 
+// setOthers takes in the problem of policies that are not evaluated, nil: there are none.
+func (n *updates) setOthers(p *source.Problem) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if was := n.others; was != nil && p != nil && was.Message == p.Message {
+		return
+	}
+	if p != nil {
+		p.Since = time.Now()
+	}
+	n.others = p
+	n.signal()
+}
+
 // replace adds what a whole list of a kind changes.
 func (n *updates) replace(k source.Kind, changes []update) {
 	n.mu.Lock()
@@ -141,41 +158,64 @@ func (n *updates) delay() {
 	n.signal()
 }
 
-// collect returns a batch to hand on, if there is one.
+// collect returns a batch to deliver, if there is one.
 func (n *updates) collect() (b source.Batch, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	was := n.problems
 	n.problems = n.trouble()
 	b.Problems = n.problems
-	if b.Waiting = !n.begun && !n.whole(); b.Waiting {
+	if b.Waiting = !n.begun && len(n.missing(false)) > 0; b.Waiting {
 		return b, !slices.Equal(was, n.problems)
 	}
-	first := !n.begun
+	before := n.unlisted
+	if !n.begun || len(before) > 0 {
+		n.unlisted = n.missing(true)
+	}
+	b.Unlisted = n.unlisted
+	news := !n.begun || len(before) != len(n.unlisted)
 	n.begun = true
-	b.Changes, b.Seen = make([]source.Change, len(n.changes)), n.seen
-	for i, c := range n.changes {
-		b.Changes[i] = c.Change
+	n.drain(&b)
+	if news {
+		at := make(map[source.Key]int, len(n.at)) // the room of the other was for everything
+		maps.Copy(at, n.at)
+		n.at = at
 	}
-	n.changes = nil
-	clear(n.at)
-	if first {
-		n.at = map[source.Key]int{} // its room was for everything
-	}
-	return b, first || len(b.Changes) > 0 || !slices.Equal(was, n.problems)
+	return b, news || len(b.Changes) > 0 || !slices.Equal(was, n.problems)
 }
 
-// whole reports whether all is there that a node must know to begin.
-func (n *updates) whole() bool {
-	for _, r := range n.kinds {
-		t := n.troubles[r.kind]
-		without := t != nil && (r.optional && t.reason == NotServed ||
-			!r.needed && (n.late || r.optional) && (t.reason == Forbidden || t.reason == NotServed))
-		if !n.listed[r.kind] && !without {
-			return false
+// drain delivers the changes, but for those that wait for what policies need.
+func (n *updates) drain(b *source.Batch) {
+	b.Changes, b.Seen = make([]source.Change, 0, len(n.changes)), n.seen
+	changes := n.changes
+	n.changes = nil
+	clear(n.at)
+	for _, c := range changes {
+		if len(b.Unlisted) > 0 && n.forPolicies(c.Key.Kind) {
+			n.at[c.Key] = len(n.changes)
+			n.changes = append(n.changes, c)
+		} else {
+			b.Changes = append(b.Changes, c.Change)
 		}
 	}
-	return true
+}
+
+// forPolicies reports whether a kind serves what policies decide, and nothing else.
+func (n *updates) forPolicies(k source.Kind) bool {
+	return slices.ContainsFunc(n.kinds, func(r resource) bool { return r.kind == k && r.policies })
+}
+
+// missing returns the kinds for policies, or the others, that are not listed and can't be done without.
+func (n *updates) missing(policies bool) (l []source.Kind) {
+	for _, r := range n.kinds {
+		t := n.troubles[r.kind]
+		without := t != nil && (r.optional && (t.reason == NotServed || t.reason == VersionNotRead) ||
+			!r.needed && (n.late || r.optional) && (t.reason == Forbidden || t.reason == NotServed))
+		if r.policies == policies && !n.listed[r.kind] && !without {
+			l = append(l, r.kind)
+		}
+	}
+	return l
 }
 
 // trouble returns all problems that stand. What is wrong with the server stands once, since it began.
@@ -183,14 +223,21 @@ func (n *updates) trouble() (ps []source.Problem) {
 	whole := map[string]int{}
 	for _, r := range n.kinds {
 		t := n.troubles[r.kind]
-		if t == nil && n.late && !n.begun && !n.listed[r.kind] {
-			t = &trouble{reason: Slow, message: fmt.Sprintf(
-				"the API server has not sent all %s yet: nothing changes until it has", r.GroupResource()), since: n.start}
+		if t == nil && n.late && !n.listed[r.kind] && (!n.begun || slices.Contains(n.unlisted, r.kind)) {
+			t = &trouble{reason: Slow, message: fmt.Sprintf("the API server has not sent all %s yet", r.GroupResource()),
+				since: n.start}
+			if !r.policies {
+				t.message += ": nothing changes until it has"
+			}
 		}
 		switch {
 		case t == nil, r.optional && t.reason == NotServed:
 		case !t.whole():
-			ps = append(ps, t.problem())
+			p := t.problem()
+			if r.policies && !n.listed[r.kind] {
+				p.Message += ": until then no policy of this node changes, and no pod is attached that one may concern"
+			}
+			ps = append(ps, p)
 		default:
 			if i, ok := whole[t.reason]; !ok {
 				whole[t.reason] = len(ps)
@@ -202,6 +249,9 @@ func (n *updates) trouble() (ps []source.Problem) {
 	}
 	for _, r := range n.kinds {
 		ps = append(ps, n.beyond[r.kind]...)
+	}
+	if n.others != nil {
+		ps = append(ps, *n.others)
 	}
 	return ps
 }

@@ -5,7 +5,7 @@ import (
 	"regexp"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // The bounds that the CustomResourceDefinition of ClusterNetworkPolicies sets.
@@ -118,6 +118,15 @@ func (c *check) destination(p *cnpv1.Port, field string) {
 	}
 }
 
+// notCanonical returns what is wrong with a CIDR that may have no bits set beyond its prefix.
+func notCanonical(s string) string {
+	p, msg := parseCIDR(s)
+	if msg == "" && p != p.Masked() {
+		return fmt.Sprintf("%q has bits set beyond its prefix of %d bits: write %s", s, p.Bits(), p.Masked())
+	}
+	return msg
+}
+
 // domain is what a domain name may be, as the CustomResourceDefinition has it but for a slip in its pattern.
 var domain = regexp.MustCompile(`^(\*\.)?([a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?\.)+` +
 	`[a-zA-Z0-9]([-a-zA-Z0-9_]*[a-zA-Z0-9])?\.?$`)
@@ -135,7 +144,7 @@ func (c *check) clusterPeer(field string, p *cnpv1.ClusterNetworkPolicyEgressPee
 	c.pods(p.Pods, field+".pods")
 	c.atMost(len(p.Networks), field+".networks")
 	for i, n := range p.Networks {
-		c.invalid(badCIDR(string(n)), "%s.networks[%d]", field, i)
+		c.invalid(notCanonical(string(n)), "%s.networks[%d]", field, i)
 	}
 	c.atMost(len(p.DomainNames), field+".domainNames")
 	for i, n := range p.DomainNames {

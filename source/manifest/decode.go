@@ -14,7 +14,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	kjson "sigs.k8s.io/json"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	"sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/strip"
@@ -43,11 +44,11 @@ const (
 type item struct {
 	hash uint64        // of the text, in a List; else 0
 	obj  source.Object // nil where there is none; where refused, the last good content
-	bad  *refusal      // nil where all is well
+	bad  *rejection    // nil where all is well
 }
 
-// A refusal says what is wrong with an item.
-type refusal struct {
+// A rejection says what is wrong with an item.
+type rejection struct {
 	fate     fate
 	key      source.Key // zero where not known
 	problems []source.Problem
@@ -75,13 +76,21 @@ var kinds = map[string]struct {
 	string(source.ServiceCIDR):   {"networking.k8s.io/v1", func() source.Object { return new(networkingv1.ServiceCIDR) }},
 	string(source.NetworkPolicy): {"networking.k8s.io/v1",
 		func() source.Object { return new(networkingv1.NetworkPolicy) }},
-	string(source.ClusterNetworkPolicy): {"policy.networking.k8s.io/v1alpha2",
+	string(source.ClusterNetworkPolicy): {cnpv1.GroupVersion.String(),
 		func() source.Object { return new(cnpv1.ClusterNetworkPolicy) }},
+}
+
+// current returns the apiVersion by which an object is read: in place of an older one with the same fields, the newest.
+func current(version string) string {
+	if version == v1alpha2.GroupVersion.String() {
+		return cnpv1.GroupVersion.String()
+	}
+	return version
 }
 
 // decode returns what one document says. Items of a List that stand in old are taken from there.
 func decode(c chunk, old *cache, words *strip.Words) []item {
-	j, bad := c.toJSON()
+	j, bad := c.toJSON(words.Templates)
 	if bad != nil {
 		return []item{{bad: bad}}
 	}
@@ -103,17 +112,20 @@ func items(j []byte, version, kind string, old *cache, words *strip.Words) []ite
 	if version == "fairlead.dev/v1alpha1" && kind == "PolicyExpectations" {
 		return nil // about the objects that it stands beside
 	}
+	if words.Templates && workloads[kind].make != nil && !foreign(version) {
+		return podsOf(j, version, kind, words)
+	}
 	return []item{object(j, version, kind, words)}
 }
 
-// unread makes the refusal of an item that may be any object.
-func unread(field, reason, message string, args ...any) *refusal {
-	return &refusal{fate: unreadable, problems: []source.Problem{
+// unread makes the rejection of an item that may be any object.
+func unread(field, reason, message string, args ...any) *rejection {
+	return &rejection{fate: unreadable, problems: []source.Problem{
 		{Field: field, Reason: reason, Message: fmt.Sprintf(message, args...)}}}
 }
 
-// toJSON returns the document as JSON.
-func (c chunk) toJSON() ([]byte, *refusal) {
+// toJSON returns the document as JSON. With templates, workloads are of use.
+func (c chunk) toJSON(templates bool) ([]byte, *rejection) {
 	if c.json && json.Valid(c.text) {
 		return c.text, nil
 	}
@@ -121,7 +133,8 @@ func (c chunk) toJSON() ([]byte, *refusal) {
 	if err == nil {
 		return j, nil
 	}
-	if version, kind := c.headline(); !c.json && !errors.Is(err, errMore) && ignores(version, kind) {
+	if version, kind := c.headline(); !c.json && !errors.Is(err, errMore) && ignores(version, kind) &&
+		(!templates || workloads[kind].make == nil) {
 		return nil, notRead(nil, version, kind)
 	}
 	if bytes.Contains(c.text, []byte("{{")) {
@@ -188,7 +201,7 @@ func list(j []byte, version, kind, of string, old *cache, words *strip.Words) []
 		out[i] = items(raws[i], version, kind, old, words)
 		for n := range out[i] {
 			it := &out[i][n]
-			if it.hash == 0 {
+			if it.hash == 0 && len(out[i]) == 1 {
 				it.hash = hash
 			}
 			if it.bad == nil {
@@ -203,7 +216,7 @@ func list(j []byte, version, kind, of string, old *cache, words *strip.Words) []
 }
 
 // listed returns the JSON array of a list's items, nil for none, or why the list is not read.
-func listed(j []byte, version, kind, of string) (raw []byte, bad *refusal) {
+func listed(j []byte, version, kind, of string) (raw []byte, bad *rejection) {
 	seen := map[string]bool{}
 	for name, val := range members(j) {
 		n := text(name)
@@ -218,7 +231,7 @@ func listed(j []byte, version, kind, of string) (raw []byte, bad *refusal) {
 		seen[n] = true
 	}
 	switch {
-	case of == "" && version != "v1" || of != "" && version != kinds[of].version:
+	case of == "" && version != "v1" || of != "" && current(version) != kinds[of].version:
 		want := "v1"
 		if of != "" {
 			want = kinds[of].version
@@ -238,25 +251,35 @@ func object(j []byte, version, kind string, words *strip.Words) item {
 		return item{bad: unread("", WrongType, "must be an object with apiVersion, kind and metadata")}
 	}
 	k, ok := kinds[kind]
-	if !ok || version != k.version {
+	if !ok || current(version) != k.version {
 		return item{bad: notRead(j, version, kind)}
 	}
 	o := k.make()
-	strict, err := kjson.UnmarshalStrict(j, o)
-	if err != nil || strict != nil {
-		return item{bad: explain(j, o, kind, strict, err)}
+	if bad := unmarshal(j, o, kind); bad != nil {
+		return item{bad: bad}
 	}
 	setDefaults(o)
 	if problems := validate(o); problems != nil {
 		return item{bad: refuse(source.KeyOf(o), problems)}
 	}
 	words.Strip(o)
+	if words.Templates {
+		mark(o)
+	}
 	return item{obj: o}
 }
 
-// refuse makes the refusal of an item: if its name is a good one, of that object.
-func refuse(key source.Key, problems []source.Problem) *refusal {
-	bad := &refusal{fate: refused, key: key, problems: problems}
+// unmarshal reads the JSON object j into o, strictly.
+func unmarshal(j []byte, o source.Object, kind string) *rejection {
+	if strict, err := kjson.UnmarshalStrict(j, o); err != nil || strict != nil {
+		return explain(j, o, kind, strict, err)
+	}
+	return nil
+}
+
+// refuse makes the rejection of an item: if its name is a good one, of that object.
+func refuse(key source.Key, problems []source.Problem) *rejection {
+	bad := &rejection{fate: refused, key: key, problems: problems}
 	if nameProblem(key.Kind, key.Name) != "" || key.Namespace != "" && labelProblem(key.Namespace) != "" {
 		bad.fate = unreadable
 	}
@@ -306,26 +329,30 @@ func ignores(version, kind string) bool {
 }
 
 // notRead reports what is wrong with an apiVersion and a kind that are not read.
-func notRead(j []byte, version, kind string) *refusal {
+func notRead(j []byte, version, kind string) *rejection {
 	key := identity(j, kind)
 	problem := func(field, reason, message string, args ...any) []source.Problem {
 		return []source.Problem{{Field: field, Reason: reason, Message: fmt.Sprintf(message, args...)}}
 	}
 	k, ok := kinds[kind]
 	twice := repeated(j, "apiVersion", "kind")
+	other, isOther := source.OtherPolicyKind(version, strings.TrimSuffix(kind, "List"))
 	switch {
 	case twice != "":
 		return unread(twice, DuplicateField, "stands twice: keep one")
+	case isOther:
+		p := other.Problem(key)
+		return &rejection{fate: ignored, key: p.Object, problems: []source.Problem{p}}
 	case ok && foreign(version):
 		group, _, _ := strings.Cut(version, "/")
 		key.Kind = source.Kind(kind + "." + group)
-		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead,
+		return &rejection{fate: ignored, key: key, problems: problem("", KindNotRead,
 			"%s %s is not the %s of %s: Fairlead has no use for it and ignores it", version, kind, kind, k.version)}
 	case ok:
 		return refuse(key, problem("apiVersion", WrongVersion, "%s of %s is not read: write apiVersion %s", kind,
 			orNone(version), k.version))
 	case ignores(version, kind):
-		return &refusal{fate: ignored, key: key, problems: problem("", KindNotRead,
+		return &rejection{fate: ignored, key: key, problems: problem("", KindNotRead,
 			"Fairlead has no use for %s %s and ignores it%s", orNone(version), kind, instead[kind])}
 	case kind == "":
 		return unread("kind", UnknownKind, "names no kind: write one of %s", strings.Join(kindNames(), ", "))
@@ -338,13 +365,8 @@ func notRead(j []byte, version, kind string) *refusal {
 // render reports how the objects of a Helm chart are made.
 const render = "render the chart with helm template NAME CHART > FILE, and read FILE"
 
-const clusterInstead = ": write a ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2)"
-
 // instead reports what to write for kinds that people may expect to count.
 var instead = map[string]string{
-	"AdminNetworkPolicy":         clusterInstead,
-	"BaselineAdminNetworkPolicy": clusterInstead,
-
 	"Endpoints":     ": write an EndpointSlice (discovery.k8s.io/v1)",
 	"Ingress":       ": it is for an ingress controller, behind a Service",
 	"Kustomization": ": build the objects with kubectl kustomize FOLDER > FILE, and read FILE",

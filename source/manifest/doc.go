@@ -16,6 +16,9 @@
 // refuse are named with their field. An object without a namespace is in "default". Where two documents say the same
 // object, the first by path, then by place in the file, counts; the other is named and takes its place once it is gone.
 //
+// Workloads are ignored: an agent follows the pods that a cluster runs of them. LoadTemplates, for tools that evaluate
+// a repository, has Pods stand for their pod templates.
+//
 // Whoever writes these files has the node, or is trusted with it: what they hold has no bound, as it has where tenants
 // write (package kube).
 //

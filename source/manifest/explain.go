@@ -17,7 +17,7 @@ import (
 
 // explain returns why the JSON object j is no o: the decoder's own errors lack indexes and stop at the first wrong
 // type.
-func explain(j []byte, o source.Object, kind string, strict []error, err error) *refusal {
+func explain(j []byte, o source.Object, kind string, strict []error, err error) *rejection {
 	if syntax, offset := kjson.SyntaxErrorOffset(err); syntax {
 		return unread("", Syntax, "byte %d of the object: %v", offset, err)
 	}

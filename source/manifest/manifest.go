@@ -64,11 +64,51 @@ func Check(path string) error {
 // Load reads path once. Objects come by file and place. Only a path that can't be read is an error.
 func Load(path string) ([]source.Object, []source.Problem, error) { return New(path).load() }
 
-func (s *Source) load() (objects []source.Object, problems []source.Problem, err error) {
+// Files calls visit with each regular file at a path, a folder's or the one that it is, as Load reads them: links are
+// followed, and what is hidden is passed over.
+func Files(path string, visit func(file string, text []byte)) error {
+	return files(path, map[string]bool{}, visit)
+}
+
+// files is Files without the folders that are above.
+func files(path string, above map[string]bool, visit func(file string, text []byte)) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return pathError(path, err)
+	}
+	if info.Mode().IsRegular() {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return pathError(path, err)
+		}
+		visit(path, text)
+		return nil
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil || !info.IsDir() || above[real] {
+		return err
+	}
+	above[real] = true
+	defer delete(above, real)
+	entries, err := os.ReadDir(path)
+	for _, e := range entries {
+		name := filepath.Join(path, e.Name())
+		if target, serr := os.Stat(name); serr != nil || hidden(e.Name()) || !target.IsDir() && !wanted(e.Name()) {
+			continue
+		}
+		err = errors.Join(err, files(name, above, visit))
+	}
+	return err
+}
+
+func (s *Source) load() ([]source.Object, []source.Problem, error) { return s.loadWith(false) }
+
+// loadWith reads the source once, with templates those of workloads, too.
+func (s *Source) loadWith(templates bool) (objects []source.Object, problems []source.Problem, err error) {
 	if stream, err := s.stream(); err != nil {
 		return nil, nil, err
 	} else if stream != nil {
-		st, err := s.read(stream)
+		st, err := s.read(stream, templates)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -76,6 +116,7 @@ func (s *Source) load() (objects []source.Object, problems []source.Problem, err
 		return st.listing(), b.Problems, nil
 	}
 	f := newFollower(s.path, nil)
+	f.store.words.Templates = templates
 	for range 10 { // files that vanish while they are read are looked at again
 		if err := f.round(); err != nil {
 			return nil, nil, err
@@ -112,7 +153,7 @@ func (s *Source) stream() (io.Reader, error) {
 func (s *Source) follow(ctx context.Context, stream io.Reader, deliver func(source.Batch)) error {
 	st, failed := make(chan *store, 1), make(chan error, 1)
 	go func() {
-		if got, err := s.read(stream); err != nil {
+		if got, err := s.read(stream, false); err != nil {
 			failed <- err
 		} else {
 			st <- got
@@ -132,12 +173,13 @@ func (s *Source) follow(ctx context.Context, stream io.Reader, deliver func(sour
 }
 
 // read reads a stream to its end.
-func (s *Source) read(stream io.Reader) (*store, error) {
+func (s *Source) read(stream io.Reader, templates bool) (*store, error) {
 	text, err := io.ReadAll(stream)
 	if err != nil {
 		return nil, fmt.Errorf("read manifests from %s: %w", s.name(), err)
 	}
 	st := newStore()
+	st.words.Templates = templates
 	c, d := content{}.read(text, st.words)
 	st.update(s.name(), c, d)
 	return st, nil

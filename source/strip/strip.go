@@ -1,5 +1,5 @@
 // Package strip drops from Kubernetes objects what nothing in Fairlead reads, and shares text that repeats, before a
-// source keeps or hands on an object. The manifest package's comment lists what is dropped; the Kubernetes API's
+// source keeps or delivers an object. The manifest package's comment lists what is dropped; the Kubernetes API's
 // objects lose the same.
 package strip
 
@@ -14,7 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -22,6 +22,9 @@ import (
 // Words holds text that repeats, once. It forgets all of it when it has grown large, so that it needs no counting of
 // who still uses what: later text is then shared anew.
 type Words struct {
+	Node      string // Pods of other nodes lose their UID; "": none do
+	Templates bool   // package manifest reads the pod templates of workloads, too
+
 	mu         sync.Mutex
 	known      map[string]*string
 	labels     map[string]map[string]string
@@ -111,9 +114,12 @@ func (w *Words) Strip(o source.Object) {
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
 		o.Spec, o.Status = corev1.NamespaceSpec{}, corev1.NamespaceStatus{Phase: o.Status.Phase}
 	case *corev1.Pod:
+		uid := o.UID
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
 		o.Labels, o.Annotations = w.set(o.Labels), annotationsOf(o)
-		w.pod(o)
+		if w.pod(o); w.Node == "" || o.Spec.NodeName == w.Node {
+			o.UID = uid
+		}
 	case *networkingv1.NetworkPolicy:
 		w.meta(&o.TypeMeta, &o.ObjectMeta)
 		o.Labels = nil

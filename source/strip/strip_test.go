@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead.dev/fairlead/source"
 )
@@ -53,4 +55,16 @@ func FuzzStrip(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestUIDsOfOtherNodesPodsAreDropped is about memory: there are many.
+func TestUIDsOfOtherNodesPodsAreDropped(t *testing.T) {
+	w := New()
+	w.Node = "n1"
+	for node, want := range map[string]types.UID{"n1": "x", "n2": "", "": ""} {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "x"}, Spec: corev1.PodSpec{NodeName: node}}
+		if w.Strip(p); p.UID != want {
+			t.Errorf("node %q: %q", node, p.UID)
+		}
+	}
 }

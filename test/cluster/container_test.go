@@ -117,6 +117,10 @@ func (r release) volume(t testing.TB, name string, h *sandbox.Host, dir string) 
 		case v.Name != name:
 		case v.ConfigMap != nil:
 			return files(t, filepath.Join(dir, name), r.files)
+		case v.EmptyDir != nil:
+			at := filepath.Join(dir, name)
+			check(t, os.MkdirAll(at, 0o755))
+			return at
 		case v.HostPath.Path == "/sys/fs/cgroup":
 			return h.Cgroup
 		default:

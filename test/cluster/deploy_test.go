@@ -49,7 +49,7 @@ func install(t testing.TB, set ...string) (r release) {
 	for _, s := range set {
 		args += " --set " + s
 	}
-	cmd := exec.Command("make", "-s", "manifests", "ARGS="+args) // as docs/install.md has it
+	cmd := exec.Command("make", "-s", "manifests", "ARGS="+args) // as docs/how-to/install.md has it
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=") // those of the make that runs this test have it print folders
 	var said bytes.Buffer
@@ -184,9 +184,9 @@ func awaitEvent(t testing.TB, a *running) {
 	})
 }
 
-// A first install by docs/install.md: its manifests, and every command that it runs in the agent's container.
+// A first install by docs/how-to/install.md: its manifests, and every command that it runs in the agent's container.
 func TestDeployDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/install.md")
+	text, err := os.ReadFile("../../docs/how-to/install.md")
 	check(t, err)
 	contains(t, string(text), "make -s manifests ARGS='--set apiServer.host=", "| kubectl apply -f -")
 	r := install(t)
@@ -213,7 +213,7 @@ func TestDeployDocumented(t *testing.T) {
 		delete(checkProbe, words[1])
 	}
 	if len(checkProbe) > 0 {
-		t.Errorf("docs/install.md has no command for %v", checkProbe)
+		t.Errorf("docs/how-to/install.md has no command for %v", checkProbe)
 	}
 }
 

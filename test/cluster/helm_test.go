@@ -89,10 +89,14 @@ func TestDeployHelmTemplate(t *testing.T) {
 	}
 }
 
-// Every command of Helm's in docs/install.md does on a real API server what it is there for.
+// Every command of Helm's in the guides to install and to migrate does on a real API server what it is there for.
 func TestDeployHelmDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/install.md")
-	check(t, err)
+	var text []byte
+	for _, guide := range []string{"install", "migrate-from-kube-proxy"} {
+		b, err := os.ReadFile("../../docs/how-to/" + guide + ".md")
+		check(t, err)
+		text = append(text, b...)
+	}
 	h := newHelm(t)
 	daemonSets := func() (names []string) {
 		var l appsv1.DaemonSetList
@@ -143,7 +147,7 @@ func TestDeployHelmDocumented(t *testing.T) {
 	}
 	for _, verb := range []string{"install", "upgrade", "rollback", "uninstall"} {
 		if tried[verb] == 0 {
-			t.Errorf("docs/install.md has no helm %s", verb)
+			t.Errorf("the guides have no helm %s", verb)
 		}
 	}
 }

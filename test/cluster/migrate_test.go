@@ -16,9 +16,9 @@ import (
 	"fairlead.dev/fairlead/sandbox"
 )
 
-// A node is migrated from a real kube-proxy in mode iptables as docs/install.md says, with the tools of the image
-// alone: of connections from a pod, the host network and outside none fails, new ones or open ones, and kube-proxy's
-// chains are gone.
+// A node is migrated from a real kube-proxy in mode iptables as docs/how-to/migrate-from-kube-proxy.md says, with the
+// tools of the image alone: of connections from a pod, the host network and outside none fails, new ones or open ones,
+// and kube-proxy's chains are gone.
 func TestDeployMigration(t *testing.T) {
 	t.Run("legacy", func(t *testing.T) { testMigration(t, kubeproxy.Legacy, "nftables") })
 	t.Run("nft", func(t *testing.T) { testMigration(t, kubeproxy.Nft, "ebpf") })

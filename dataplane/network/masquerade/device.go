@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fairlead.dev/fairlead/bpf/device"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
@@ -24,7 +25,8 @@ func (Range) Rank() int { return 0 }
 // String returns the prefix.
 func (r Range) String() string { return netip.Prefix(r).String() }
 
-// RangeFact is a prefix with what its addresses are: bpf.MasqueradePods or bpf.MasqueradeInside.
+// RangeFact is a prefix with what its addresses are: device.MasqueradePods, device.MasqueradeInside, and with the
+// latter device.MasqueradeNodes.
 type RangeFact = dataplane.Fact[Range, uint32]
 
 // DevicePlane writes facts for the programs at devices of Services' mode ebpf, which masquerade by them. It belongs to
@@ -32,8 +34,8 @@ type RangeFact = dataplane.Fact[Range, uint32]
 // dataplane.Cleaner.
 type DevicePlane struct {
 	folder string
-	ranges *bpf.MasqueradeRanges // nil until they are read or written
-	id     atomic.Uint32         // the map's
+	ranges *device.MasqueradeRanges // nil until they are read or written
+	id     atomic.Uint32            // the map's
 }
 
 var (
@@ -60,14 +62,14 @@ func (p *DevicePlane) Close() error {
 
 // Render implements dataplane.Plane. Without masquerading there are no facts.
 func (*DevicePlane) Render(part model.NetworkPart) (l []RangeFact) {
-	inside := func(p netip.Prefix) { l = append(l, RangeFact{Key: Range(p), Value: bpf.MasqueradeInside}) }
+	inside := func(p netip.Prefix) { l = append(l, RangeFact{Key: Range(p), Value: device.MasqueradeInside}) }
 	switch v := part.(type) {
 	case *model.Network:
 		if v.Masquerade == nil {
 			return nil
 		}
 		for _, r := range v.Ranges {
-			l = append(l, RangeFact{Key: Range(r), Value: bpf.MasqueradePods})
+			l = append(l, RangeFact{Key: Range(r), Value: device.MasqueradePods})
 		}
 		for _, r := range v.Masquerade.Except {
 			if !covered(v.Ranges, r) { // the longest prefix counts, and pods are inside anyway
@@ -75,6 +77,9 @@ func (*DevicePlane) Render(part model.NetworkPart) (l []RangeFact) {
 			}
 		}
 	case *model.Route:
+		if v.PodsOnly {
+			return []RangeFact{{Key: Range(v.To), Value: device.MasqueradeInside | device.MasqueradeNodes}}
+		}
 		inside(v.To)
 		if v.Hop == model.Direct { // the node is on the link, and sees pods' own addresses
 			inside(netip.PrefixFrom(v.Via, v.Via.BitLen()))
@@ -98,7 +103,7 @@ func (p *DevicePlane) Read(context.Context) (l []RangeFact, err error) {
 	if err := p.Close(); err != nil {
 		return nil, err
 	}
-	p.ranges, err = bpf.OpenMasqueradeRanges(p.folder)
+	p.ranges, err = device.OpenMasqueradeRanges(p.folder)
 	if bpf.Absent(err) {
 		return nil, nil
 	}
@@ -113,7 +118,7 @@ func (p *DevicePlane) Read(context.Context) (l []RangeFact, err error) {
 // Write implements dataplane.Plane.
 func (p *DevicePlane) Write(_ context.Context, put, del []RangeFact) (err error) {
 	if p.ranges == nil {
-		if p.ranges, err = bpf.MakeMasqueradeRanges(p.folder); err != nil {
+		if p.ranges, err = device.MakeMasqueradeRanges(p.folder); err != nil {
 			return err
 		}
 		p.id.Store(p.ranges.ID())
@@ -140,7 +145,7 @@ func (p *DevicePlane) Write(_ context.Context, put, del []RangeFact) (err error)
 
 // CutFlows removes the flows of the programs at devices to and from addresses.
 func (p *DevicePlane) CutFlows(of func(netip.Addr) bool) error {
-	return bpf.CutFlows(p.folder, of)
+	return device.CutFlows(p.folder, of)
 }
 
 // HeldAtDevices reports whether programs at devices have ranges to masquerade by, in the calling thread's network
@@ -188,7 +193,7 @@ func (p *DevicePlane) Watch(ctx context.Context) (<-chan struct{}, error) {
 // lost reports whether the map that was read or written is no longer that of the programs.
 func (p *DevicePlane) lost() bool {
 	ours := p.id.Load()
-	held, err := bpf.OpenMasqueradeRanges(p.folder)
+	held, err := device.OpenMasqueradeRanges(p.folder)
 	if err != nil {
 		return ours != 0
 	}
@@ -201,7 +206,7 @@ func (p *DevicePlane) Clean(context.Context) error {
 	if err := p.Close(); err != nil {
 		return err
 	}
-	if err := bpf.CleanMasqueradeRanges(p.folder); err != nil {
+	if err := device.CleanMasqueradeRanges(p.folder); err != nil {
 		return fmt.Errorf("masquerade by programs at devices: %w", err)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/bpf/device"
 	"fairlead.dev/fairlead/dataplane/network"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -29,8 +30,8 @@ func prefixes(l ...string) (out []netip.Prefix) {
 // addresses are those of each namespace, by its name.
 var addresses = map[string][]netip.Prefix{
 	"pod": prefixes("10.244.1.2/24", "fd00:1::2/64"), "node": prefixes("192.168.0.1/24", "fd99::1/64"),
-	"wire": prefixes("192.168.0.2/24", "192.168.0.3/24", "10.244.2.5/24", "172.16.0.9/24", "203.0.113.9/24", "fd99::2/64",
-		"fd00:2::5/64", "fd98::9/64", "2001:db8::9/64"),
+	"wire": prefixes("192.168.0.2/24", "192.168.0.3/24", "10.244.2.5/24", "172.16.0.9/24", "203.0.113.9/24",
+		"198.18.0.9/24", "fd99::2/64", "fd00:2::5/64", "fd98::9/64", "2001:db8::9/64", "fd97::9/64"),
 	"proxy": prefixes("198.51.100.9/32", "2001:db8:1::9/128"),
 }
 
@@ -85,7 +86,7 @@ func TestSourcesOutsideTheCluster(t *testing.T) {
 			if name == "pod" {
 				via = netip.MustParseAddr([]string{"10.244.1.1", "fd00:1::1"}[i])
 			} else {
-				must(route.PutIn(node, route.Route{To: all, Via: addresses[name][5*i].Addr(), Dev: uplink}))
+				must(route.PutIn(node, route.Route{To: all, Via: addresses[name][6*i].Addr(), Dev: uplink}))
 			}
 			must(route.PutIn(ns, route.Route{To: all, Via: via, Dev: dev}))
 		}
@@ -108,11 +109,14 @@ func TestSourcesOutsideTheCluster(t *testing.T) {
 	defer plane.Close()
 	var facts []network.TableFact
 	n := &model.Network{Node: "a", Ranges: prefixes("10.244.1.0/24", "fd00:1::/64"),
-		Masquerade: &model.Masquerade{Except: prefixes("172.16.0.0/12", "fd98::/16")}}
+		Masquerade: &model.Masquerade{Except: prefixes("172.16.0.0/12", "fd98::/16")},
+		Tunnel:     &model.Tunnel{Pods: prefixes("10.244.1.0/24", "fd00:1::/64")}}
 	for _, p := range []model.NetworkPart{n,
 		&model.Route{Node: "b", To: prefixes("10.244.2.0/24")[0], Hop: model.Direct, Via: netip.MustParseAddr("192.168.0.2")},
 		&model.Route{Node: "b", To: prefixes("fd00:2::/64")[0], Hop: model.Tunneled,
 			Via: netip.MustParseAddr("192.168.0.3")},
+		&model.Route{Node: "c", To: prefixes("198.18.0.9/32")[0], Hop: model.Tunneled, PodsOnly: true},
+		&model.Route{Node: "c", To: prefixes("fd97::9/128")[0], Hop: model.Tunneled, PodsOnly: true},
 	} {
 		facts = append(facts, plane.Render(p)...)
 	}
@@ -141,6 +145,7 @@ func TestSourcesOutsideTheCluster(t *testing.T) {
 	for to, want := range map[string]string{"10.244.2.5": "10.244.1.2", "172.16.0.9": "10.244.1.2",
 		"192.168.0.2": "10.244.1.2", "192.168.0.3": "192.168.0.1", "203.0.113.9": "192.168.0.1",
 		"fd00:2::5": "fd00:1::2", "fd98::9": "fd00:1::2",
+		"198.18.0.9": "10.244.1.2", "fd97::9": "fd00:1::2",
 		"2001:db8::9": "fd99::1", "198.51.100.9": "10.244.1.2", "2001:db8:1::9": "fd00:1::2"} {
 		for _, p := range []echo.Port{{Number: 80, Protocol: model.TCP}, {Number: 53, Protocol: model.UDP}} {
 			if got := request(pod, to, p, ""); got != want {
@@ -218,6 +223,18 @@ func eachItsPort(t *testing.T, pod *netns.Namespace) {
 				}
 				seen[reply.Client] = from
 			}
+		}
+	}
+}
+
+// TestNodesBehindTheTunnelAtDevices renders what programs at devices know of nodes behind the tunnel.
+func TestNodesBehindTheTunnelAtDevices(t *testing.T) {
+	to := prefixes("198.18.0.9/32")[0]
+	for podsOnly, want := range map[bool]uint32{false: device.MasqueradeInside,
+		true: device.MasqueradeInside | device.MasqueradeNodes} {
+		got := (&DevicePlane{}).Render(&model.Route{Node: "c", To: to, Hop: model.Tunneled, PodsOnly: podsOnly})
+		if len(got) != 1 || got[0] != (RangeFact{Key: Range(to), Value: want}) {
+			t.Errorf("pods only %t: %v", podsOnly, got)
 		}
 	}
 }

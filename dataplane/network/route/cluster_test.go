@@ -300,7 +300,7 @@ func (c *cluster) reply(from *netns.Namespace, p echo.Port, to netip.Addr, size 
 	return reply, err
 }
 
-// connected checks that pods and nodes reach each other's pods with their own source.
+// connected checks that pods and nodes reach each other with their own source.
 func (c *cluster) connected() {
 	c.Helper()
 	for _, from := range c.nodes {
@@ -308,6 +308,7 @@ func (c *cluster) connected() {
 			if from == to {
 				continue
 			}
+			c.reachesNode(from, to)
 			for i, a := range to.pod {
 				if r := from.resolver.Network().Route(a); r != nil && r.Hop == model.Unreachable { // IPIP carries IPv4 alone
 					if _, err := c.request(from.podNS, served[0], a, 0, 5*time.Second); err == nil {
@@ -324,6 +325,25 @@ func (c *cluster) connected() {
 				if want := from.sources(c, to, i); err != nil || saw != want {
 					c.Errorf("node %s to %s: from %s, want %s, %v", from.name, a, saw, want, err)
 				}
+			}
+		}
+	}
+}
+
+// reachesNode checks that a pod and its node reach another node's own addresses with their own source. IPv6 that has no
+// way to pods has none for their replies.
+func (c *cluster) reachesNode(from, to *node) {
+	c.Helper()
+	for i, a := range to.wire {
+		for _, p := range served {
+			if saw, err := c.request(from.ns, p, a.Addr(), 0, 5*time.Second); err != nil || saw != from.wire[i].Addr() {
+				c.Errorf("node %s to node %s %s: from %s, %v", from.name, a.Addr(), p, saw, err)
+			}
+			if r := from.resolver.Network().Route(to.pod[i]); r != nil && r.Hop == model.Unreachable {
+				continue
+			}
+			if saw, err := c.request(from.podNS, p, a.Addr(), 0, 5*time.Second); err != nil || saw != from.pod[i] {
+				c.Errorf("pod of %s to node %s %s: from %s, %v", from.name, a.Addr(), p, saw, err)
 			}
 		}
 	}

@@ -44,16 +44,20 @@ const (
 	KindNeighbour
 	KindForward
 	KindRoute
+	KindPodRoute
+	KindRule // of packets from To
+	KindReversePath
 )
 
-var kindNames = [...]string{"setting", "device", "address", "forwarding", "neighbour", "forward", "route"}
+var kindNames = [...]string{"setting", "device", "address", "forwarding", "neighbour", "forward", "route",
+	"route for pods", "rule", "reverse path"}
 
 // Key names a fact. Neighbours and forwards are those of Device.
 type Key struct {
 	Kind Kind
 	Name Name         // KindSetting, KindDevice; KindAddress, KindForwarding: the device; 0: the uplink
 	MAC  [6]byte      // KindForward
-	To   netip.Prefix // KindAddress, KindNeighbour, KindRoute
+	To   netip.Prefix // KindAddress, KindNeighbour, KindRoute, KindPodRoute; KindRule: source of the packets
 }
 
 // Name is the name of a setting, or of a device that this plane makes, as an index of keyNames: there is a key for each
@@ -69,7 +73,7 @@ func nameOf(text string) Name { return Name(max(0, slices.Index(keyNames[:], tex
 func (n Name) String() string { return keyNames[n] }
 
 var ranks = [...]int{KindSetting: 0, KindDevice: 1, KindAddress: 2, KindForwarding: 2, KindNeighbour: 3, KindForward: 3,
-	KindRoute: 4}
+	KindRoute: 4, KindPodRoute: 4, KindRule: 5, KindReversePath: 4}
 
 // Rank implements dataplane.Key.
 func (k Key) Rank() int { return ranks[k.Kind] }
@@ -82,8 +86,8 @@ func (k Key) String() string {
 	switch k.Kind {
 	case KindSetting, KindDevice:
 		return kindNames[k.Kind] + " " + k.Name.String()
-	case KindForwarding:
-		return "forwarding of " + cmp.Or(k.Name.String(), "the uplink")
+	case KindForwarding, KindReversePath:
+		return kindNames[k.Kind] + " of " + cmp.Or(k.Name.String(), "the uplink")
 	case KindForward:
 		return fmt.Sprintf("forward %s", net.HardwareAddr(k.MAC[:]))
 	}
@@ -92,8 +96,8 @@ func (k Key) String() string {
 
 // Value is what a fact says. Fields that its kind doesn't use are zero.
 type Value struct {
-	Device      string     // KindRoute: by which packets leave; KindDevice: the uplink
-	Via         netip.Addr // KindRoute: next hop; KindForward: outer destination; KindDevice: outer source
+	Device      string     // KindRoute, KindPodRoute: by which packets leave; KindDevice: the uplink
+	Via         netip.Addr // KindRoute, KindPodRoute: next hop; KindForward: outer destination; KindDevice: outer source
 	Source      netip.Addr // KindRoute: preferred
 	MAC         [6]byte    // KindNeighbour, KindDevice
 	Port        uint16     // KindDevice
@@ -153,6 +157,12 @@ func renderNetwork(n *model.Network) (l []Fact) {
 		for _, a := range t.Own {
 			l = append(l, Fact{Key: Key{Kind: KindAddress, Name: nameOf(name), To: host(a)}})
 		}
+		for _, p := range t.Pods {
+			l = append(l, Fact{Key: Key{Kind: KindRule, To: p}})
+		}
+		if slices.ContainsFunc(t.Pods, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
+			l = append(l, Fact{Key: Key{Kind: KindReversePath}, Value: Value{Device: t.Uplink}})
+		}
 	}
 	return l
 }
@@ -174,6 +184,9 @@ func renderRoute(r *model.Route) []Fact {
 	case model.Unreachable:
 		return []Fact{{Key: to, Value: Value{Unreachable: true}}}
 	case model.Tunneled:
+		if r.PodsOnly {
+			to.Kind = KindPodRoute
+		}
 		if r.Tunnel == model.IPIP { // its outer destination is the next hop
 			return []Fact{{Key: to, Value: Value{Device: IPIPDevice, Via: r.Via, Source: r.Source}}}
 		}

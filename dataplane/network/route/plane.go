@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/route"
+	"fairlead.dev/fairlead/kernel/rule"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
@@ -86,17 +86,41 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 	if err != nil {
 		return nil, err
 	}
-	routes, err := route.List(p.s, Protocol)
-	seen := make(map[netip.Prefix]bool, len(routes))
-	for _, r := range routes {
-		if !seen[r.To] { // of several metrics the first counts for the kernel too
-			l = append(l, readRoute(r, names))
-		}
-		seen[r.To] = true
+	rules, err := p.readRules()
+	if err != nil {
+		return nil, err
 	}
-	l = slices.Concat(l, p.readSettings(routes), tunnel, ipip, child)
+	routes, err := route.List(p.s, Protocol)
+	seen := make(map[Key]bool, len(routes))
+	for _, r := range routes {
+		f := readRoute(r, names)
+		if !seen[f.Key] { // of several metrics the first counts for the kernel too
+			l = append(l, f)
+		}
+		seen[f.Key] = true
+	}
+	l = slices.Concat(l, p.readSettings(routes), tunnel, ipip, child, rules)
 	p.observe(l, names)
-	return append(l, p.readForwarding(l)...), err
+	return slices.Concat(l, p.readForwarding(l), p.readReversePath(l)), err
+}
+
+// readReversePath reads whether the uplink's reverse path filter looks routes up with packets' marks, where there are
+// rules.
+func (p *Plane) readReversePath(facts []Fact) (l []Fact) {
+	var uplink string
+	rules := false
+	for _, f := range facts {
+		switch f.Key.Kind {
+		case KindDevice:
+			uplink = cmp.Or(uplink, f.Value.Device)
+		case KindRule:
+			rules = rules || f.Key.To.Addr().Is4()
+		}
+	}
+	if marks, err := link.MarksReversePath(p.s, uplink); rules && uplink != "" && err == nil && marks {
+		l = append(l, Fact{Key: Key{Kind: KindReversePath}, Value: Value{Device: uplink}})
+	}
+	return l
 }
 
 // readForwarding reads which of the devices by which facts have packets come from other nodes forward them.
@@ -144,6 +168,9 @@ func readRoute(r route.Route, names map[int]string) Fact {
 	if !f.Value.Unreachable {
 		f.Value.Device, f.Value.Via, f.Value.Source = names[r.Dev], r.Via, r.Source
 		f.Value.Altered = !r.IsMain()
+	}
+	if r.Table == podTable {
+		f.Key.Kind, f.Value.Altered = KindPodRoute, r.Type != route.Unicast
 	}
 	return f
 }
@@ -344,58 +371,69 @@ func (w *writer) device(name string) (int, error) {
 
 // make adds the requests that make a fact true.
 func (w *writer) make(f Fact) error {
-	v, needs := f.Value, Device
 	switch f.Key.Kind {
 	case KindSetting:
 		i := slices.Index(settings[:], f.Key.Name.String())
-		return w.settings[i].Set(strconv.FormatUint(uint64(v.Number), 10))
-	case KindForwarding:
-		if _, err := w.device(v.Device); err != nil {
-			return err
-		}
-		return sysctl.Set(w.ns, sysctl.Setting{Name: network.Forwarding(v.Device), Value: "1"})
-	case KindDevice:
-		needs = v.Device
-	case KindAddress:
-		needs = f.Key.Name.String()
-	case KindRoute:
-		if needs = v.Device; v.Unreachable {
-			needs = "lo"
-		}
+		return w.settings[i].Set(strconv.FormatUint(uint64(f.Value.Number), 10))
+	case KindRule:
+		return w.makeRule(f.Key)
 	}
-	dev, err := w.device(needs)
+	dev, err := w.device(needs(f))
 	if err != nil {
 		return err
 	}
-	w.Add(f.Key, func(b *netlink.Batch) {
-		switch f.Key.Kind {
-		case KindDevice:
-			switch f.Key.Name.String() {
-			case IPIPDevice:
-				w.makeIPIP(b, v, dev)
-			case model.ChildDevice:
-				w.makeChild(b, v, dev)
-			default:
-				w.makeVXLAN(b, v, dev)
-			}
-		case KindAddress:
-			link.PutAddresses(b, link.Address{Dev: dev, Prefix: f.Key.To})
-		case KindNeighbour:
-			link.PutNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.To.Addr(), MAC: v.MAC})
-		case KindForward:
-			if old, held := w.old[f.Key]; held && old.Altered {
-				link.DeleteForwards(b, link.Neighbour{Dev: dev, MAC: f.Key.MAC})
-			}
-			link.PutForwards(b, link.Neighbour{Dev: dev, Addr: v.Via, MAC: f.Key.MAC})
-		case KindRoute:
-			route.Put(b, routeOf(f, dev))
-		}
-	})
+	if f.Key.Kind == KindForwarding {
+		return sysctl.Set(w.ns, sysctl.Setting{Name: network.Forwarding(f.Value.Device), Value: "1"})
+	}
+	w.Add(f.Key, func(b *netlink.Batch) { w.request(b, f, dev) })
 	return nil
 }
 
+// needs returns the name of the device without which a fact can't be made true.
+func needs(f Fact) string {
+	switch f.Key.Kind {
+	case KindNeighbour, KindForward:
+		return Device
+	case KindAddress:
+		return f.Key.Name.String()
+	}
+	if f.Value.Unreachable {
+		return "lo"
+	}
+	return f.Value.Device
+}
+
+// request adds the requests that make a fact true, which needs the device of an interface index.
+func (w *writer) request(b *netlink.Batch, f Fact, dev int) {
+	v := f.Value
+	switch f.Key.Kind {
+	case KindDevice:
+		switch f.Key.Name.String() {
+		case IPIPDevice:
+			w.makeIPIP(b, v, dev)
+		case model.ChildDevice:
+			w.makeChild(b, v, dev)
+		default:
+			w.makeVXLAN(b, v, dev)
+		}
+	case KindAddress:
+		link.PutAddresses(b, link.Address{Dev: dev, Prefix: f.Key.To})
+	case KindNeighbour:
+		link.PutNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.To.Addr(), MAC: v.MAC})
+	case KindForward:
+		if old, held := w.old[f.Key]; held && old.Altered {
+			link.DeleteForwards(b, link.Neighbour{Dev: dev, MAC: f.Key.MAC})
+		}
+		link.PutForwards(b, link.Neighbour{Dev: dev, Addr: v.Via, MAC: f.Key.MAC})
+	case KindRoute, KindPodRoute:
+		route.Put(b, routeOf(f, dev))
+	case KindReversePath:
+		link.MarkReversePath(b, v.Device)
+	}
+}
+
 func routeOf(f Fact, dev int) route.Route {
-	r := route.Route{Owner: Protocol, To: f.Key.To}
+	r := route.Route{Owner: Protocol, To: f.Key.To, Table: tableOf(f.Key.Kind)}
 	if f.Value.Unreachable {
 		r.Type = route.Unreachable
 		return r
@@ -452,7 +490,7 @@ func (w *writer) makeVXLAN(b *netlink.Batch, v Value, uplink int) {
 
 // remove adds the requests that make a fact untrue. A setting stays: others need it too.
 func (w *writer) remove(f Fact) {
-	if f.Key.Kind == KindSetting || f.Key.Kind == KindForwarding {
+	if f.Key.Kind == KindSetting || f.Key.Kind == KindForwarding || f.Key.Kind == KindReversePath {
 		return
 	}
 	if w.names == nil {
@@ -461,8 +499,12 @@ func (w *writer) remove(f Fact) {
 			return
 		}
 	}
+	if f.Key.Kind == KindRule {
+		w.removeRule(f.Key)
+		return
+	}
 	dev := w.names[cmp.Or(f.Key.Name.String(), Device)]
-	if dev == 0 && f.Key.Kind != KindRoute {
+	if dev == 0 && f.Key.Kind != KindRoute && f.Key.Kind != KindPodRoute {
 		return // gone, with all that stood on it
 	}
 	w.Add(f.Key, func(b *netlink.Batch) {
@@ -475,15 +517,16 @@ func (w *writer) remove(f Fact) {
 			link.DeleteNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.To.Addr(), MAC: f.Value.MAC})
 		case KindForward:
 			link.DeleteForwards(b, link.Neighbour{Dev: dev, MAC: f.Key.MAC})
-		case KindRoute:
-			route.Delete(b, route.Route{Owner: Protocol, To: f.Key.To})
+		case KindRoute, KindPodRoute:
+			route.Delete(b, route.Route{Owner: Protocol, To: f.Key.To, Table: tableOf(f.Key.Kind)})
 		}
 	})
 }
 
 // groups are the notifications of what this plane writes, and of what goes with a device.
 var groups = []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF}
+	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+	unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF}
 
 // Watch implements dataplane.Watcher.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
@@ -501,6 +544,9 @@ func (p *Plane) concerns(m netlink.Message) bool {
 		return link.NeighbourDevice(m) == relevant[Device]
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		return network.ConcernsRoutes(m, Protocol)
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		r, ok := rule.Of(m)
+		return ok && r.Owner == Protocol
 	case unix.RTM_NEWNETCONF:
 		index, off := link.ForwardingOff(m)
 		return off && (index == link.AllDevices || slices.Contains(slices.Collect(maps.Values(relevant)), index))
@@ -514,7 +560,12 @@ func (p *Plane) Clean(context.Context) error {
 	if err != nil {
 		return err
 	}
+	rules, err := rule.List(p.s, Protocol)
+	if err != nil {
+		return err
+	}
 	b := route.NewBatch()
+	rule.Delete(b, rules...)
 	for _, r := range routes {
 		route.Delete(b, route.Route{Owner: Protocol, Table: r.Table, To: r.To})
 	}

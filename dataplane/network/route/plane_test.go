@@ -230,6 +230,39 @@ func TestForwardingComesBack(t *testing.T) {
 	}
 }
 
+// TestUnboundSocketsReplyFromTheirAddress has a pod send to another node's own address, where a socket that is bound to
+// no address replies: by the source that the kernel prefers, which must be the one that was sent to.
+func TestUnboundSocketsReplyFromTheirAddress(t *testing.T) {
+	c := newCluster(t)
+	from := c.nodes["a"].podNS
+	for _, to := range []*node{c.nodes["b"], c.nodes["c"]} {
+		for i, a := range to.wire {
+			network := []string{"udp4", "udp6"}[i]
+			var server, client *net.UDPConn
+			c.must(to.ns.Do(func() (err error) {
+				server, err = net.ListenUDP(network, &net.UDPAddr{Port: port})
+				return err
+			}))
+			c.must(from.Do(func() (err error) {
+				client, err = net.DialUDP(network, nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a.Addr(), port)))
+				return err
+			}))
+			_, err := client.Write([]byte("x"))
+			c.must(errors.Join(err, server.SetDeadline(time.Now().Add(10*time.Second)),
+				client.SetDeadline(time.Now().Add(10*time.Second))))
+			b := make([]byte, 1)
+			_, who, err := server.ReadFrom(b)
+			c.must(err)
+			_, err = server.WriteTo(b, who)
+			c.must(err)
+			if _, err := client.Read(b); err != nil {
+				t.Errorf("%s replies from another address: %v", a.Addr(), err)
+			}
+			c.must(errors.Join(server.Close(), client.Close()))
+		}
+	}
+}
+
 // flow is traffic that goes on until it is stopped.
 type flow struct {
 	name string
@@ -361,6 +394,27 @@ func TestDriftIsRepaired(t *testing.T) {
 		"routes flushed":      func() { c.ip(a, "route", "flush", "proto", "250") },
 		"IPv6 routes flushed": func() { c.ip(a, "-6", "route", "flush", "proto", "250") },
 		"route replaced":      func() { c.ip(a, "route", "replace", "10.244.3.0/24", "via", "192.168.0.2") },
+		"routes for pods flushed": func() {
+			c.ip(a, "route", "flush", "table", "4194304250")
+			c.ip(a, "-6", "route", "flush", "table", "4194304250")
+		},
+		"route for pods replaced": func() {
+			c.ip(a, "route", "replace", "172.16.0.3", "via", "192.168.0.2", "table", "4194304250")
+		},
+		"rules deleted": func() {
+			c.ip(a, "rule", "del", "pref", "250")
+			c.ip(a, "-6", "rule", "del", "pref", "250")
+		},
+		"rules replaced": func() {
+			c.ip(a, "rule", "del", "pref", "250")
+			c.ip(a, "rule", "add", "from", "10.244.1.0/24", "lookup", "4194304250", "pref", "251", "proto", "250")
+		},
+		"another rule": func() {
+			c.ip(a, "-6", "rule", "add", "from", "fd00:1::/64", "lookup", "4194304250", "pref", "249", "proto", "250")
+		},
+		"a rule of another range": func() {
+			c.ip(a, "rule", "add", "from", "10.244.9.0/24", "lookup", "4194304250", "pref", "250", "proto", "250")
+		},
 		"own address deleted": func() { c.ip(a, "addr", "flush", "dev", Device) },
 		"another kind of device": func() {
 			c.command(a, "sh", "-c", "until ip link add fl-vxlan type bridge; do ip link del fl-vxlan; done")
@@ -465,7 +519,9 @@ func TestCleanLeavesNothing(t *testing.T) {
 	d := n.resolver.Network()
 	n.loop.Change(nil, d.Parts())
 	c.must(n.loop.Sync(t.Context()))
+	c.ip(n, "rule", "add", "from", "10.244.1.0/24", "lookup", "7", "pref", "250") // another owner's
 	c.must(errors.Join(other.Clean(t.Context()), other.Clean(t.Context())))
+	c.ip(n, "rule", "del", "pref", "250")
 	facts, err := other.Read(t.Context())
 	c.must(err)
 	for _, f := range facts {

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -24,19 +24,23 @@ const (
 	KindNet                     // prefix → identity
 	KindSubject                 // address → rulesets
 	KindUnknown                 // prefix of this node's pods
+	KindSource                  // device · prefix of addresses that may come in by it, beside those of KindDevice
+	KindDevice                  // a pod's device → an address of each family
 	KindCut                     // connections that are no longer allowed are cut
+	KindCheck                   // what comes in by pods' devices is checked
 	KindHooks                   // value: digest of the program
 )
 
 // tables are the maps of the kinds that are entries.
-var tables = map[Kind]bpf.PolicyTable{
-	KindVerdict: bpf.PolicyVerdicts, KindPort: bpf.PolicyPorts, KindRange: bpf.PolicyRanges, KindExempt: bpf.PolicyExempt,
-	KindPeer: bpf.PolicyPeers, KindNet: bpf.PolicyNets, KindSubject: bpf.PolicySubjects, KindUnknown: bpf.PolicyUnknown,
+var tables = map[Kind]policy.Table{
+	KindVerdict: policy.Verdicts, KindPort: policy.Ports, KindRange: policy.Ranges, KindExempt: policy.Exempt,
+	KindPeer: policy.Peers, KindNet: policy.Nets, KindSubject: policy.Subjects, KindUnknown: policy.Unknown,
+	KindSource: policy.Sources, KindDevice: policy.Devices,
 }
 
 // kinds is the inverse of tables.
-var kinds = func() map[bpf.PolicyTable]Kind {
-	m := map[bpf.PolicyTable]Kind{}
+var kinds = func() map[policy.Table]Kind {
+	m := map[policy.Table]Kind{}
 	for k, t := range tables {
 		m[t] = k
 	}
@@ -61,37 +65,40 @@ func (k Key) Group() string {
 	if t, is := tables[k.Kind]; is {
 		return t.String()
 	}
-	return map[Kind]string{KindIncomplete: "incomplete", KindMaps: "maps", KindCut: "cut", KindHooks: "hooks"}[k.Kind]
+	return map[Kind]string{KindIncomplete: "incomplete", KindMaps: "maps", KindCut: "cut", KindCheck: "check",
+		KindHooks: "hooks"}[k.Kind]
 }
 
 // String returns the map and what the key says.
 func (k Key) String() string {
 	if t, is := tables[k.Kind]; is {
-		return bpf.PolicyEntry{Table: t, Key: k.Name}.String()
+		return policy.Entry{Table: t, Key: k.Name}.String()
 	}
 	return k.Group() + " " + k.Name
 }
 
 // entry is a fact as the kernel holds it.
-func entry(f Fact) bpf.PolicyEntry {
-	return bpf.PolicyEntry{Table: tables[f.Key.Kind], Key: f.Key.Name, Value: f.Value}
+func entry(f Fact) policy.Entry {
+	return policy.Entry{Table: tables[f.Key.Kind], Key: f.Key.Name, Value: f.Value}
 }
 
-func factOf(e bpf.PolicyEntry) Fact { return Fact{Key: Key{kinds[e.Table], e.Key}, Value: e.Value} }
+func factOf(e policy.Entry) Fact { return Fact{Key: Key{kinds[e.Table], e.Key}, Value: e.Value} }
 
 // Render implements dataplane.Plane.
 func (p *Plane) Render(part model.PolicyPart) []Fact {
 	switch v := part.(type) {
 	case *model.PolicyNode:
 		return p.node(v)
+	case *model.Device:
+		return podDevice(v)
 	case *model.Subject:
-		return []Fact{factOf(bpf.PolicySubjectEntry(v.Addr, v.Device, sides(v.Out), sides(v.In)))}
+		return []Fact{factOf(policy.SubjectEntry(v.Addr, v.Device, sides(v.Out), sides(v.In)))}
 	case *model.Ruleset:
 		return ruleset(v)
 	case *model.PeerTable:
 		return nil // rulesets say what it decides otherwise
 	case *model.PeerVerdict:
-		return []Fact{factOf(bpf.PolicyVerdictEntry(v.PeerTable.ID, v.Identity.ID, decision(v.Decision)))}
+		return []Fact{factOf(policy.VerdictEntry(v.PeerTable.ID, v.Identity.ID, decision(v.Decision)))}
 	case *model.Peer:
 		return peer(v)
 	}
@@ -99,20 +106,20 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 }
 
 // dropped is the value of a verdict that drops.
-var dropped = bpf.PolicyVerdictEntry(0, 0, bpf.DecisionDrop).Value
+var dropped = policy.VerdictEntry(0, 0, policy.DecisionDrop).Value
 
 // decision returns a decision as the programs read it.
 func decision(d model.Decision) uint32 {
-	v := map[model.Verdict]uint32{model.VerdictAccept: bpf.DecisionAccept, model.VerdictDrop: bpf.DecisionDrop,
-		model.VerdictNext: bpf.DecisionNext}[d.Verdict]
+	v := map[model.Verdict]uint32{model.VerdictAccept: policy.DecisionAccept, model.VerdictDrop: policy.DecisionDrop,
+		model.VerdictNext: policy.DecisionNext}[d.Verdict]
 	if d.Report {
-		v |= bpf.DecisionReport
+		v |= policy.DecisionReport
 	}
 	return v
 }
 
-func peerTable(t *model.PeerTable) bpf.PolicyPeerTable {
-	return bpf.PolicyPeerTable{ID: t.ID, Otherwise: decision(t.Otherwise)}
+func peerTable(t *model.PeerTable) policy.PeerTable {
+	return policy.PeerTable{ID: t.ID, Otherwise: decision(t.Otherwise)}
 }
 
 // node returns the maps, the program, and what isn't evaluated.
@@ -136,7 +143,7 @@ func (p *Plane) node(v *model.PolicyNode) []Fact {
 		for _, o := range v.PreDNAT {
 			untranslated = untranslated || o.Bits() <= r.Bits() && o.Contains(r.Addr())
 		}
-		facts = append(facts, factOf(bpf.PolicyExemptEntry(r, node, untranslated)))
+		facts = append(facts, factOf(policy.ExemptEntry(r, node, untranslated)))
 	}
 	if v.Unknown != model.VerdictDrop {
 		return facts
@@ -145,19 +152,27 @@ func (p *Plane) node(v *model.PolicyNode) []Fact {
 	for _, r := range v.Pods {
 		if r = r.Masked(); !known[r] {
 			known[r] = true
-			facts = append(facts, factOf(bpf.PolicyUnknownEntry(r)))
+			facts = append(facts, factOf(policy.UnknownEntry(r)))
 		}
 	}
 	return facts
 }
 
+// podDevice returns what may come in by a pod's device, and that it is checked.
+func podDevice(v *model.Device) (facts []Fact) {
+	for _, x := range policy.DeviceEntries(v.Name, v.Sources) {
+		facts = append(facts, factOf(x))
+	}
+	return append(facts, Fact{Key: Key{Kind: KindCheck}})
+}
+
 // sides returns a subject's rulesets of one direction.
-func sides(rulesets [model.PolicyStages]*model.Ruleset) (s [2]*bpf.PolicySide) {
+func sides(rulesets [model.PolicyStages]*model.Ruleset) (s [2]*policy.Side) {
 	for i, r := range rulesets {
 		if r == nil {
 			continue
 		}
-		s[i] = &bpf.PolicySide{Ruleset: r.ID, Default: peerTable(r.Default.PeerTable)}
+		s[i] = &policy.Side{Ruleset: r.ID, Default: peerTable(r.Default.PeerTable)}
 		for _, e := range r.Ports {
 			s[i].Ports = s[i].Ports || e.First == e.Last
 			s[i].Ranges = s[i].Ranges || e.First != e.Last
@@ -170,7 +185,7 @@ func sides(rulesets [model.PolicyStages]*model.Ruleset) (s [2]*bpf.PolicySide) {
 func ruleset(v *model.Ruleset) []Fact {
 	facts := make([]Fact, 0, len(v.Ports))
 	for _, e := range v.Ports {
-		for _, x := range bpf.PolicyPortEntries(v.ID, uint8(e.Protocol), e.First, e.Last, peerTable(e.PeerTable)) {
+		for _, x := range policy.PortEntries(v.ID, uint8(e.Protocol), e.First, e.Last, peerTable(e.PeerTable)) {
 			facts = append(facts, factOf(x))
 		}
 	}
@@ -180,10 +195,10 @@ func ruleset(v *model.Ruleset) []Fact {
 // peer returns the identity of an address, or of the prefixes of a range.
 func peer(v *model.Peer) (facts []Fact) {
 	if v.Single() {
-		return []Fact{factOf(bpf.PolicyPeerEntry(v.Range.First, v.Identity.ID))}
+		return []Fact{factOf(policy.PeerEntry(v.Range.First, v.Identity.ID))}
 	}
 	for _, r := range v.Range.Prefixes() {
-		facts = append(facts, factOf(bpf.PolicyNetEntry(r, v.Identity.ID)))
+		facts = append(facts, factOf(policy.NetEntry(r, v.Identity.ID)))
 	}
 	return facts
 }

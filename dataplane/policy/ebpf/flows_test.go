@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
-	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/sandbox/echo"
@@ -45,7 +45,7 @@ func newNode(t *testing.T) *node {
 	n.Network.Cleanup(func() { n.Must(n.Clean(context.Background())) })
 	if inFastPath {
 		newDevicePath(n.Network)
-		n.Network.Cleanup(func() { redirected += n.count(bpf.PolicyRedirected) })
+		n.Network.Cleanup(func() { redirected += n.count(policy.Redirected) })
 	}
 	return n
 }
@@ -73,10 +73,16 @@ func (n *node) decide(world string) *policytest.Decided {
 func (n *node) hold(world string) *policytest.Decided {
 	n.T.Helper()
 	d := n.decide(world)
+	n.holdAll(d)
+	return d
+}
+
+// holdAll writes all parts.
+func (n *node) holdAll(d *policytest.Decided) {
+	n.T.Helper()
 	wanted := policytest.Facts(n.T, n.Plane, d.Parts())
 	policytest.Move(n.T, n.Plane, n.held, wanted)
 	n.held = wanted
-	return d
 }
 
 // open opens a flow and has it answered.
@@ -143,7 +149,7 @@ func arrives(from, to net.Conn, expected bool) bool {
 	return err == nil
 }
 
-func (n *node) count(e bpf.PolicyEvent) uint64 {
+func (n *node) count(e policy.Event) uint64 {
 	n.T.Helper()
 	counts, err := n.PolicyPackets()
 	n.Must(err)
@@ -200,7 +206,7 @@ func TestFlowsFollowVerdict(t *testing.T) {
 			t.Errorf("%v does not go on", f.first)
 		}
 	}
-	if n.count(bpf.PolicyCutFlow) == 0 {
+	if n.count(policy.CutFlow) == 0 {
 		t.Error("nothing was cut")
 	}
 }
@@ -286,9 +292,9 @@ func TestForgottenFlows(t *testing.T) {
 // TestRecordsConnections: new ones while they are recorded, accepted and denied, by client, server and port.
 func TestRecordsConnections(t *testing.T) {
 	n := newNode(t)
-	open := func() (r *bpf.FlowRecorder, err error) {
+	open := func() (r *policy.Recorder, err error) {
 		err = n.Node.Do(func() (err error) {
-			r, err = bpf.OpenFlowRecorder()
+			r, err = policy.OpenRecorder()
 			return err
 		})
 		return r, err
@@ -318,9 +324,9 @@ func TestRecordsConnections(t *testing.T) {
 	}
 	n.Must(r.End())
 	n.connect(web[0], client[0])
-	got, want := map[bpf.RecordedFlow]bool{}, map[bpf.RecordedFlow]bool{}
-	n.Must(r.Read(func(f bpf.RecordedFlow) { got[f] = true }))
-	for _, f := range []bpf.RecordedFlow{
+	got, want := map[policy.Recorded]bool{}, map[policy.Recorded]bool{}
+	n.Must(r.Read(func(f policy.Recorded) { got[f] = true }))
+	for _, f := range []policy.Recorded{
 		{Client: client[0], Server: netip.AddrPortFrom(web[0], 7), Protocol: unix.IPPROTO_TCP, Count: 3},
 		{Client: client[1], Server: netip.AddrPortFrom(web[1], 7), Protocol: unix.IPPROTO_TCP, Count: 1},
 		{Client: web[0], Server: netip.AddrPortFrom(client[0], 7), Protocol: unix.IPPROTO_TCP, Count: 1},
@@ -331,10 +337,10 @@ func TestRecordsConnections(t *testing.T) {
 	if !maps.Equal(got, want) {
 		t.Errorf("recorded %v, want %v", got, want)
 	}
-	n.Must(r.Read(func(f bpf.RecordedFlow) { t.Errorf("read twice: %v", f) }))
+	n.Must(r.Read(func(f policy.Recorded) { t.Errorf("read twice: %v", f) }))
 	before := false
-	n.Must(r.Existing(func(f bpf.RecordedFlow) {
-		before = before || f == bpf.RecordedFlow{Client: db[0], Server: netip.AddrPortFrom(web[0], 7),
+	n.Must(r.Existing(func(f policy.Recorded) {
+		before = before || f == policy.Recorded{Client: db[0], Server: netip.AddrPortFrom(web[0], 7),
 			Protocol: unix.IPPROTO_TCP}
 	}))
 	if lost, err := r.Lost(); !before || lost > 0 || err != nil {
@@ -404,7 +410,7 @@ func TestProgramIsReplacedWithoutAGap(t *testing.T) {
 	for range 10 {
 		n.Must(n.Write(t.Context(), hooks, hooks))
 	}
-	other := n.reopen(Options{Sizes: bpf.PolicySizes{Flows: small.Sizes.Flows, Peers: 4096}}) // of another layout
+	other := n.reopen(Options{Sizes: policy.Sizes{Flows: small.Sizes.Flows, Peers: 4096}}) // of another layout
 	d := n.decide("deny-ingress.yaml")
 	old, err := other.Read(t.Context())
 	n.Must(err)
@@ -423,7 +429,7 @@ func TestProgramIsReplacedWithoutAGap(t *testing.T) {
 // verdict says.
 func TestFullMapFailsClosed(t *testing.T) {
 	n := newNode(t)
-	p := n.reopen(Options{Sizes: bpf.PolicySizes{Flows: small.Sizes.Flows, Verdicts: 1}})
+	p := n.reopen(Options{Sizes: policy.Sizes{Flows: small.Sizes.Flows, Verdicts: 1}})
 	l := reconcile.New(p, reconcile.Options[model.PolicyPart]{Owner: model.PolicyOwnerOf, Label: model.PolicyLabelOf,
 		MaxFacts: 1 << 20, StandIns: model.FailClosed})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -469,14 +475,14 @@ func TestForgedSourceIsDropped(t *testing.T) {
 		wanted := policytest.Facts(t, n.Plane, d.Parts())
 		policytest.Move(t, n.Plane, n.held, wanted)
 		n.held = wanted
-		before := n.count(bpf.PolicyForged)
+		before := n.count(policy.Forged)
 		for i := range client {
 			if n.Passes(n.Packet(client[i], web[i], policytest.Served[0]), expected) != expected {
 				t.Errorf("device %q: %s > %s: expected %v", device, client[i], web[i], expected)
 			}
 		}
-		if (n.count(bpf.PolicyForged) > before) == expected {
-			t.Errorf("device %q: %d packets count as forged", device, n.count(bpf.PolicyForged)-before)
+		if (n.count(policy.Forged) > before) == expected {
+			t.Errorf("device %q: %d packets count as forged", device, n.count(policy.Forged)-before)
 		}
 	}
 }
@@ -523,27 +529,6 @@ func TestErrorsPass(t *testing.T) {
 	}
 }
 
-// TestUnsolicitedErrorIsEvaluated: an ICMP error that quotes a packet of no flow is one of ICMP, which needs a rule.
-func TestUnsolicitedErrorIsEvaluated(t *testing.T) {
-	n := newNode(t)
-	n.hold("deny-ingress.yaml")
-	quoted := slices.Concat([]byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}, web[0].AsSlice(),
-		client[0].AsSlice(), []byte{0x30, 0x39, 0, 9, 0, 8, 0, 0})
-	before := n.count(bpf.PolicyDenied)
-	n.Must(n.Of[client[0]].Do(func() error {
-		c, err := net.DialIP("ip4:icmp", &net.IPAddr{IP: client[0].AsSlice()}, &net.IPAddr{IP: web[0].AsSlice()})
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		_, err = c.Write(append([]byte{3, 3, 0, 0, 0, 0, 0, 0}, quoted...)) // port unreachable
-		return err
-	}))
-	if n.count(bpf.PolicyDenied) != before+1 {
-		t.Error("it passes")
-	}
-}
-
 // TestRestartFindsEverything: another plane finds what one has written, also when that was killed, and notices hooks
 // that are removed.
 func TestRestartFindsEverything(t *testing.T) {
@@ -564,7 +549,7 @@ func TestRestartFindsEverything(t *testing.T) {
 	if missing, extra := policytest.Read(t, p, n.held); len(missing)+len(extra) > 0 {
 		t.Errorf("missing %v, extra %v", missing, extra)
 	}
-	p.maps.Set(bpf.PolicyWriting, true) // it was killed
+	p.maps.Set(policy.Writing, true) // it was killed
 	if _, extra := policytest.Read(t, p, n.held); len(extra) != 1 {
 		t.Errorf("extra %v, want that the maps are incomplete", extra)
 	} else {

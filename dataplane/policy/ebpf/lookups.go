@@ -9,13 +9,14 @@ import (
 
 // Lookups returns how many lookups in maps the program makes for the first packet of a forwarded connection of TCP, UDP
 // or SCTP: on paper, from the policies alone, for measurements (see CountLookups). Any later packet of a connection has
-// one, of its flow.
+// one, of its flow; the first one back has those of its source, too: of its device, and of the pod with that address.
 func Lookups(s *model.Policies, src netip.Addr, dst netip.AddrPort, protocol model.Protocol) int {
 	from, to := s.Subjects[src], s.Subjects[dst.Addr()]
 	n, closed := 2, false // both ends, which may be pods of the node
 	if protocol == model.UDP {
 		n++ // its flow: no datagram says that it is the first
 	}
+	n += deviceLookups(s, src)
 	for _, end := range []netip.Addr{src, dst.Addr()} {
 		if s.Subjects[end] == nil { // is it one of a pod that isn't known?
 			n++
@@ -45,6 +46,26 @@ func Lookups(s *model.Policies, src netip.Addr, dst netip.AddrPort, protocol mod
 		}
 	}
 	return n
+}
+
+// deviceLookups returns the lookups of what the device admits that a source comes in by: one, and one more where it is
+// neither the first address of its family there nor by another device.
+func deviceLookups(s *model.Policies, src netip.Addr) int {
+	if len(s.Devices) == 0 {
+		return 0
+	}
+	for _, d := range s.Devices {
+		if !d.Admits(src) {
+			continue
+		}
+		first := slices.IndexFunc(d.Sources, func(p netip.Prefix) bool {
+			return p.IsSingleIP() && p.Addr().Is4() == src.Is4()
+		})
+		if first < 0 || d.Sources[first].Addr() != src {
+			return 2
+		}
+	}
+	return 1
 }
 
 // directionLookups returns the lookups of one direction, and whether it drops the packet.

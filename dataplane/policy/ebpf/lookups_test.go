@@ -3,11 +3,12 @@ package ebpf
 import (
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 
+	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
-	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/verdict"
 )
@@ -16,12 +17,16 @@ import (
 func TestLookups(t *testing.T) {
 	n := newNode(t)
 	r := rand.New(rand.NewPCG(7, 8))
-	for _, name := range slices.Sorted(maps.Keys(n.objects)) {
+	for i, name := range slices.Sorted(maps.Keys(n.objects)) {
 		d := n.hold(name)
+		if i%2 == 0 {
+			d.Own(netip.MustParsePrefix("203.0.113.0/24"))
+			n.holdAll(d)
+		}
 		if len(n.held) == 0 {
 			continue
 		}
-		n.Must(n.CountLookups(t.Context(), func(counted func() (bpf.Lookups, error)) error {
+		n.Must(n.CountLookups(t.Context(), func(counted func() (policy.Lookups, error)) error {
 			for range 6 {
 				src, dst := policytest.Behind[r.IntN(len(policytest.Behind))], policytest.Behind[r.IntN(len(policytest.Behind))]
 				if i := r.IntN(min(len(src), len(dst))); n.Of[src[i]] != n.Of[dst[i]] && src[i].Is4() == dst[i].Is4() {
@@ -47,19 +52,22 @@ func TestLookups(t *testing.T) {
 
 // compareLookups sends a datagram, and compares what is counted with what is on paper. The node's own multicast packets
 // count, too: then it sends another one.
-func (n *node) compareLookups(s *model.Policies, p verdict.Packet, counted func() (bpf.Lookups, error)) {
+func (n *node) compareLookups(s *model.Policies, p verdict.Packet, counted func() (policy.Lookups, error)) {
 	n.T.Helper()
-	want := bpf.Lookups{Packets: 1, Lookups: uint64(Lookups(s, p.Src.Addr(), p.Dst, p.Protocol))}
+	want := policy.Lookups{Packets: 1, Lookups: uint64(Lookups(s, p.Src.Addr(), p.Dst, p.Protocol))}
 	passes := verdict.Policy(s, p).Verdict == model.VerdictAccept
 	if passes {
 		want.Packets++ // the answer
 		if s.Subjects[p.Src.Addr()] != nil || s.Subjects[p.Dst.Addr()] != nil {
 			want.Lookups++ // its flow
+			if of := deviceLookups(s, p.Dst.Addr()); of > 0 {
+				want.Lookups += uint64(of) + 1 // its device, and the pod that has its address
+			}
 		} else { // which no pod of the node has
 			want.Lookups += uint64(Lookups(s, p.Dst.Addr(), p.Src, p.Protocol))
 		}
 	}
-	var got bpf.Lookups
+	var got policy.Lookups
 	for range 50 {
 		before, err := counted()
 		n.Must(err)

@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"fairlead.dev/fairlead/bpf/device"
+	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -22,15 +24,15 @@ import (
 
 // Options are the options of a plane.
 type Options struct {
-	Sizes bpf.PolicySizes // a field that is zero stands for the same field of DefaultSizes
+	Sizes policy.Sizes // a field that is zero stands for the same field of DefaultSizes
 	// for how long after the program is attached connections are picked up that are older; 0: a minute; negative: none
 	// are
 	Installing time.Duration
 }
 
 // DefaultSizes are more than the bounds of resolve/policy let policies come to. Empty, they use 32 MiB; flows are in
-// addition: as many as connection tracking may have, 112 bytes each.
-var DefaultSizes = bpf.PolicySizes{Subjects: 1 << 12, Ports: 1 << 19, Ranges: 1 << 20, Peers: 1 << 19, Nets: 1 << 20,
+// addition: as many as connection tracking may have, 120 bytes each.
+var DefaultSizes = policy.Sizes{Subjects: 1 << 12, Ports: 1 << 19, Ranges: 1 << 20, Peers: 1 << 19, Nets: 1 << 20,
 	Verdicts: 1<<20 + 1<<16}
 
 // installing is the default of Options.Installing.
@@ -39,20 +41,20 @@ const installing = time.Minute
 // Plane writes facts into the maps of one network namespace. It implements dataplane.Plane[model.PolicyPart, Key,
 // string], dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
-	sizes  bpf.PolicySizes
+	sizes  policy.Sizes
 	older  time.Duration // for how long after the program is attached older connections are picked up
 	folder string        // for all that is pinned
-	pins   bpf.Folders
+	pins   device.Folders
 	layout string // name of the maps' folder
 	digest string // of the program
 	ns     *netns.Namespace
 
 	writers *bpf.Writers
 	grace   *bpf.Grace
-	maps    *bpf.PolicyMaps // nil where there are none of our layout
-	remade  chan struct{}   // closed and made anew when maps are made
-	mu      sync.Mutex      // of remade
-	hooked  atomic.Bool     // the program is attached, unless others changed that
+	maps    *policy.Maps  // nil where there are none of our layout
+	remade  chan struct{} // closed and made anew when maps are made
+	mu      sync.Mutex    // of remade
+	hooked  atomic.Bool   // the program is attached, unless others changed that
 }
 
 var (
@@ -66,24 +68,24 @@ func New() (*Plane, error) { return Open(Options{}) }
 
 // Open is New, with options.
 func Open(o Options) (_ *Plane, err error) {
-	if err := bpf.HavePolicies(); err != nil {
+	if err := policy.Probe(); err != nil {
 		return nil, err
 	}
 	s, d := o.Sizes, DefaultSizes
-	p := &Plane{remade: make(chan struct{}), older: cmp.Or(o.Installing, installing), sizes: bpf.PolicySizes{
+	p := &Plane{remade: make(chan struct{}), older: cmp.Or(o.Installing, installing), sizes: policy.Sizes{
 		Subjects: cmp.Or(s.Subjects, d.Subjects), Ports: cmp.Or(s.Ports, d.Ports), Ranges: cmp.Or(s.Ranges, d.Ranges),
 		Peers: cmp.Or(s.Peers, d.Peers), Nets: cmp.Or(s.Nets, d.Nets), Verdicts: cmp.Or(s.Verdicts, d.Verdicts),
-		Flows: cmp.Or(s.Flows, bpf.DefaultPolicyFlows()),
+		Flows: cmp.Or(s.Flows, policy.DefaultFlows()),
 	}}
-	if p.pins, err = bpf.CurrentFolders(); err != nil {
+	if p.pins, err = device.CurrentFolders(); err != nil {
 		return nil, err
 	}
 	p.folder = p.pins.Policies
 	p.writers = bpf.NewWriters(p.folder)
-	if p.layout, err = bpf.PolicyLayout(p.sizes); err != nil {
+	if p.layout, err = policy.Layout(p.sizes); err != nil {
 		return nil, err
 	}
-	if p.digest, err = bpf.PolicyDigest(p.sizes); err != nil {
+	if p.digest, err = policy.Digest(p.sizes); err != nil {
 		return nil, err
 	}
 	if p.ns, err = netns.Current(); err != nil {
@@ -112,7 +114,7 @@ func (p *Plane) forget() error {
 }
 
 func (p *Plane) mapsFolder() string  { return filepath.Join(p.folder, p.layout) }
-func (p *Plane) hooksFolder() string { return p.pins.Hooks() }
+func (p *Plane) hooksFolder() string { return policy.Hooks(p.pins.Policies) }
 
 func (p *Plane) mapsFact() Fact {
 	return Fact{Key: Key{KindMaps, p.layout}, Value: fmt.Sprintf("%d subjects, %d peers, %d verdicts", p.sizes.Subjects,
@@ -145,7 +147,7 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 			facts = append(facts, Fact{Key: Key{KindMaps, n}, Value: "of another layout"})
 		}
 	}
-	digest, err := bpf.PolicyAttached(p.hooksFolder(), p.maps)
+	digest, err := policy.Attached(p.hooksFolder(), p.maps)
 	if p.maps == nil && digest != "" {
 		digest += ", on other maps"
 	}
@@ -164,7 +166,7 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 
 // readMaps adds what the maps of our layout hold.
 func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
-	m, err := bpf.OpenPolicyMaps(p.mapsFolder(), p.sizes)
+	m, err := policy.OpenMaps(p.mapsFolder(), p.sizes)
 	if bpf.Absent(err) {
 		return append(facts, Fact{Key: Key{KindMaps, p.layout}, Value: "some are missing"}), nil
 	}
@@ -173,13 +175,16 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	}
 	p.maps = m
 	facts = append(facts, p.mapsFact())
-	if m.Has(bpf.PolicyCut) {
+	if m.Has(policy.Cut) {
 		facts = append(facts, Fact{Key: Key{Kind: KindCut}})
 	}
-	if m.Has(bpf.PolicyWriting) || m.Has(bpf.PolicyChanging) {
+	if m.Has(policy.Check) {
+		facts = append(facts, Fact{Key: Key{Kind: KindCheck}})
+	}
+	if m.Has(policy.Writing) || m.Has(policy.Changing) {
 		facts = append(facts, Fact{Key: Key{Kind: KindIncomplete}})
 	}
-	err = m.Entries(func(e bpf.PolicyEntry) { facts = append(facts, factOf(e)) })
+	err = m.Entries(func(e policy.Entry) { facts = append(facts, factOf(e)) })
 	return facts, err
 }
 
@@ -187,7 +192,7 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 // audited, cut, unknown_pod, forged, unparsed, incomplete; flow counts connections, redirected those packets that the
 // fast path evaluated, unlogged events that Denials lacks. It may be called at any time.
 func (p *Plane) PolicyPackets() (map[string]uint64, error) {
-	counts, err := bpf.PolicyCounts(p.mapsFolder())
+	counts, err := policy.Counts(p.mapsFolder())
 	if counts == nil {
 		return nil, err
 	}
@@ -200,7 +205,7 @@ func (p *Plane) PolicyPackets() (map[string]uint64, error) {
 
 // CountLookups has the program at the hooks count its lookups in maps while body runs, for measurements. Packets take
 // the host stack then. body calls counted for what has been counted until then.
-func (p *Plane) CountLookups(ctx context.Context, body func(counted func() (bpf.Lookups, error)) error) (err error) {
+func (p *Plane) CountLookups(ctx context.Context, body func(counted func() (policy.Lookups, error)) error) (err error) {
 	if p.maps == nil {
 		if _, err := p.Read(ctx); err != nil {
 			return err
@@ -209,7 +214,7 @@ func (p *Plane) CountLookups(ctx context.Context, body func(counted func() (bpf.
 	if p.maps == nil || !p.hooked.Load() {
 		return errors.New("ebpf: count lookups: the program of network policies is not attached")
 	}
-	err = bpf.ReplacePolicy(ctx, p.hooksFolder(), func() error {
+	err = policy.Replace(ctx, p.hooksFolder(), func() error {
 		program, err := p.maps.LoadCounting()
 		if err != nil {
 			return err
@@ -221,7 +226,7 @@ func (p *Plane) CountLookups(ctx context.Context, body func(counted func() (bpf.
 		err = body(p.maps.Lookups)
 	}
 	// No context: whatever happens, nothing counts in the end.
-	return errors.Join(err, bpf.ReplacePolicy(context.WithoutCancel(ctx), p.hooksFolder(), func() error {
+	return errors.Join(err, policy.Replace(context.WithoutCancel(ctx), p.hooksFolder(), func() error {
 		return p.attach(p.hooksFact())
 	}))
 }
@@ -229,23 +234,26 @@ func (p *Plane) CountLookups(ctx context.Context, body func(counted func() (bpf.
 // Connections calls yield with the source and destination of each open connection's first packet. It may be called at
 // any time.
 func (p *Plane) Connections(yield func(source, destination netip.Addr)) error {
-	return bpf.PolicyFlows(p.mapsFolder(), yield)
+	return policy.Flows(p.mapsFolder(), yield)
 }
 
-// Denials calls yield with both ends of each packet that was dropped as a new connection, also for its source
-// (forged), or would be by audited policies, until ctx ends, and then with those that are pending. Protocols without
-// ports have ports 0. It may be called at any time, once at a time.
-func (p *Plane) Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol,
-	audited, forged bool)) error {
-	report := func(d bpf.Denial) {
-		if d.Event == bpf.PolicyCutFlow {
+// Denials calls yield with both ends of each packet that was dropped as a new connection, also for its source (forged
+// is the device that it came in by), or would be by audited policies, until ctx ends, and then with those that are
+// pending. Protocols without ports have ports 0. It may be called at any time, once at a time.
+func (p *Plane) Denials(ctx context.Context, yield func(src, dst netip.AddrPort, protocol model.Protocol, audited bool,
+	forged string)) error {
+	report := func(d policy.Denial) {
+		if d.Event == policy.CutFlow {
 			return
 		}
 		protocol := model.Protocol(d.Protocol)
 		if !slices.Contains([]model.Protocol{model.TCP, model.UDP, model.SCTP}, protocol) {
 			d.Source, d.Dest = netip.AddrPortFrom(d.Source.Addr(), 0), netip.AddrPortFrom(d.Dest.Addr(), 0)
 		}
-		yield(d.Source, d.Dest, protocol, d.Event == bpf.PolicyAudited, d.Event == bpf.PolicyForged)
+		if d.Event != policy.Forged {
+			d.Device = ""
+		}
+		yield(d.Source, d.Dest, protocol, d.Event == policy.Audited, d.Device)
 	}
 	for {
 		p.mu.Lock()
@@ -259,7 +267,7 @@ func (p *Plane) Denials(ctx context.Context, yield func(src, dst netip.AddrPort,
 			case <-round.Done():
 			}
 		}()
-		err := bpf.Denials(round, p.mapsFolder(), report)
+		err := policy.Denials(round, p.mapsFolder(), report)
 		if errors.Is(err, fs.ErrNotExist) { // before the first Write
 			err = nil
 			<-round.Done()
@@ -284,7 +292,7 @@ func (p *Plane) mapsMade() {
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	signals := make(chan struct{}, 1)
 	signal := func(other bool) {
-		digest, err := bpf.PolicyAttached(p.hooksFolder(), nil)
+		digest, err := policy.Attached(p.hooksFolder(), nil)
 		if !other && (!p.hooked.Load() || err == nil && digest == p.digest) {
 			return
 		}

@@ -8,13 +8,13 @@ import (
 	"slices"
 	"testing"
 
+	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/dataplane/policy/policytest"
-	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
 
 // small are sizes for tests.
-var small = Options{Sizes: bpf.PolicySizes{Flows: 1 << 12}}
+var small = Options{Sizes: policy.Sizes{Flows: 1 << 12}}
 
 // open opens the plane of a network's node, and cleans it at the end of the test: pins outlive namespaces.
 func open(n *policytest.Network) (p *Plane) {
@@ -31,12 +31,12 @@ func logged(n *policytest.Network, e policytest.Engine[Key]) func() []string {
 	return func() (got []string) {
 		over, end := context.WithCancel(n.Context())
 		end()
-		n.Must(e.(*Plane).Denials(over, func(_, _ netip.AddrPort, _ model.Protocol, audited, forged bool) {
-			event := bpf.PolicyDenied
-			if forged {
-				event = bpf.PolicyForged
+		n.Must(e.(*Plane).Denials(over, func(_, _ netip.AddrPort, _ model.Protocol, audited bool, forged string) {
+			event := policy.Denied
+			if forged != "" {
+				event = policy.Forged
 			} else if audited {
-				event = bpf.PolicyAudited
+				event = policy.Audited
 			}
 			got = append(got, event.String())
 		}))
@@ -44,13 +44,20 @@ func logged(n *policytest.Network, e policytest.Engine[Key]) func() []string {
 	}
 }
 
-func TestSuite(t *testing.T) {
-	policytest.Suite[Key]{
-		Open:       func(n *policytest.Network) policytest.Engine[Key] { return open(n) },
-		PrefixDeny: bpf.PolicyDenied.String(), PrefixAudit: bpf.PolicyAudited.String(),
-		PrefixForged: bpf.PolicyForged.String(), Logged: logged,
-	}.Run(t)
+// suite opens planes beside programs at devices where inFastPath says so.
+var suite = policytest.Suite[Key]{
+	Open: func(n *policytest.Network) policytest.Engine[Key] {
+		p := open(n)
+		if inFastPath {
+			newDevicePath(n)
+		}
+		return p
+	},
+	PrefixDeny: policy.Denied.String(), PrefixAudit: policy.Audited.String(),
+	PrefixForged: policy.Forged.String(), Logged: logged,
 }
+
+func TestSuite(t *testing.T) { suite.Run(t) }
 
 func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	n := policytest.Bare(t)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/bpf"
 )
@@ -63,12 +64,12 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 func (p *Plane) writeAll(w writes) error {
 	both := w.any(KindPeer, KindNet) && w.any(KindSubject, KindPort, KindRange)
 	if both {
-		p.maps.Set(bpf.PolicyWriting, true)
+		p.maps.Set(policy.Writing, true)
 	}
-	changes := w.any(KindVerdict, KindPort, KindRange, KindExempt, KindPeer, KindNet, KindSubject, KindUnknown, KindCut,
-		KindIncomplete)
+	changes := w.any(KindVerdict, KindPort, KindRange, KindExempt, KindPeer, KindNet, KindSubject, KindUnknown, KindSource,
+		KindDevice, KindCut, KindCheck, KindIncomplete)
 	if changes {
-		p.maps.Set(bpf.PolicyChanging, true)
+		p.maps.Set(policy.Changing, true)
 	}
 	err := p.write(w)
 	if changes {
@@ -77,7 +78,7 @@ func (p *Plane) writeAll(w writes) error {
 	if err != nil {
 		return err
 	}
-	p.maps.Set(bpf.PolicyWriting|bpf.PolicyChanging, false)
+	p.maps.Set(policy.Writing|policy.Changing, false)
 	return p.removeMaps(w)
 }
 
@@ -98,12 +99,12 @@ func (p *Plane) openMaps(w writes, del []Fact) error {
 	}
 	for _, f := range del {
 		if f.Key == (Key{KindMaps, p.layout}) {
-			if err := bpf.RemovePolicyMaps(p.mapsFolder()); err != nil {
+			if err := policy.RemoveMaps(p.mapsFolder()); err != nil {
 				return err
 			}
 		}
 	}
-	m, err := bpf.CreatePolicyMaps(p.mapsFolder(), p.sizes)
+	m, err := policy.CreateMaps(p.mapsFolder(), p.sizes)
 	if p.maps = m; err == nil {
 		p.mapsMade()
 		p.writers.Listen()
@@ -113,13 +114,16 @@ func (p *Plane) openMaps(w writes, del []Fact) error {
 
 // write writes entries and attaches the program, by rank, then removes what is not wanted, by falling rank.
 func (p *Plane) write(w writes) error {
-	for k := KindVerdict; k <= KindUnknown; k++ {
+	for k := KindVerdict; k <= KindDevice; k++ {
 		if err := p.put(w.put[k]); err != nil {
 			return err
 		}
 	}
 	if w.any(KindCut) {
-		p.maps.Set(bpf.PolicyCut, len(w.put[KindCut]) > 0)
+		p.maps.Set(policy.Cut, len(w.put[KindCut]) > 0)
+	}
+	if w.any(KindCheck) {
+		p.maps.Set(policy.Check, len(w.put[KindCheck]) > 0)
 	}
 	if len(w.put[KindHooks]) > 0 {
 		if err := p.attach(w.put[KindHooks][0]); err != nil {
@@ -136,7 +140,7 @@ func (p *Plane) write(w writes) error {
 			return err
 		}
 	}
-	for k := KindUnknown; k >= KindVerdict; k-- {
+	for k := KindDevice; k >= KindVerdict; k-- {
 		if err := p.remove(w.del[k]); err != nil {
 			return err
 		}
@@ -146,7 +150,7 @@ func (p *Plane) write(w writes) error {
 
 // put writes entries of one map, those that fit. Of the others the error is a dataplane.Refused.
 func (p *Plane) put(facts []Fact) error {
-	entries := make([]bpf.PolicyEntry, len(facts))
+	entries := make([]policy.Entry, len(facts))
 	for i, f := range facts {
 		entries[i] = entry(f)
 	}
@@ -176,7 +180,7 @@ func (p *Plane) remove(facts []Fact) error {
 	if len(facts) == 0 {
 		return nil
 	}
-	entries := make([]bpf.PolicyEntry, len(facts))
+	entries := make([]policy.Entry, len(facts))
 	for i, f := range facts {
 		entries[i] = entry(f)
 	}
@@ -188,14 +192,15 @@ func (p *Plane) attach(f Fact) error {
 	if f.Value != p.digest {
 		return fmt.Errorf("ebpf: program %s of network policies: this version's is %s", f.Value, p.digest)
 	}
-	program, err := p.maps.LoadPolicy()
+	program, err := p.maps.Load()
 	if err != nil {
 		return err
 	}
 	defer program.Close()
-	if there, err := bpf.PolicyAttached(p.hooksFolder(), nil); err == nil && there == "" {
+	if there, err := policy.Attached(p.hooksFolder(), nil); p.maps.NewFlows || err == nil && there == "" {
 		p.maps.Install(p.older)
 	}
+	p.maps.NewFlows = false
 	err = p.ns.Do(func() error { return program.Attach(p.hooksFolder()) })
 	p.hooked.Store(err == nil)
 	if err != nil {
@@ -207,7 +212,7 @@ func (p *Plane) attach(f Fact) error {
 // detach removes the program from the hooks, then from the fast path, which doesn't call it without them.
 func (p *Plane) detach() error {
 	p.hooked.Store(false)
-	if err := bpf.DetachPolicy(p.hooksFolder()); err != nil {
+	if err := policy.Detach(p.hooksFolder()); err != nil {
 		return err
 	}
 	return p.pins.Part()
@@ -221,7 +226,7 @@ func (p *Plane) removeMaps(w writes) error {
 				return err
 			}
 		}
-		if err := bpf.RemovePolicyMaps(filepath.Join(p.folder, f.Key.Name)); err != nil {
+		if err := policy.RemoveMaps(filepath.Join(p.folder, f.Key.Name)); err != nil {
 			return err
 		}
 	}

@@ -24,16 +24,18 @@ const (
 	KindChain               // value: a digest of its rules, which are its body
 	KindTrees               // the trees that lead to subjects; value: what becomes of addresses that are no subject's
 	KindSubject             // an address in the trees; value: where they lead
+	KindDevice              // a pod's device in the trees, which admits what the set of entries has of it alone
 	KindHook                // the rule that leads from a built-in chain to ours; value: first
 	KindClosed              // a peer table that is beyond a bound, which Write refuses
 )
 
-// Key names a fact: of a family, by the name of its set, chain or peer table, or by its prefix.
+// Key names a fact: of a family, by the name of its set, chain, peer table or device, or by its prefix.
 type Key struct {
 	Kind   Kind
 	Family iptables.Family
 	Name   string
 	Prefix netip.Prefix
+	Device string // of an element of the set of entries
 }
 
 // Fact is a fact of this plane.
@@ -51,7 +53,7 @@ func (k Key) Rank() int {
 		return chainRank(k.Name)
 	case KindTrees:
 		return 3
-	case KindSubject:
+	case KindSubject, KindDevice:
 		return rulesetRank + 1
 	case KindHook:
 		return rulesetRank + 3
@@ -83,14 +85,14 @@ func (k Key) Advisory() bool { return k.Kind == KindClosed }
 
 // Group implements dataplane.Grouped.
 func (k Key) Group() string {
-	return [...]string{"set", "element", "chain", "tree", "subject", "hook", "closed"}[k.Kind]
+	return [...]string{"set", "element", "chain", "tree", "subject", "device", "hook", "closed"}[k.Kind]
 }
 
 // String returns "chain FLPOLICY-DENY of IPv4", or "10.0.1.2/32 in set fl_policy4_node" for an element.
 func (k Key) String() string {
 	switch k.Kind {
 	case KindElement:
-		return fmt.Sprintf("%s in set %s", k.Prefix, k.Name)
+		return strings.TrimSuffix(fmt.Sprintf("%s in set %s by %s", k.Prefix, k.Name, k.Device), " by ")
 	case KindSubject:
 		return fmt.Sprintf("subject %s", k.Prefix.Addr())
 	case KindTrees:
@@ -99,10 +101,12 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s %s of IPv%d", k.Group(), k.Name, k.Family)
 }
 
-// Values of facts: a set's, that of an element whose addresses match nothing in its set, a hook's where it comes before
+// Values of facts: a set's by its type, that of an element whose addresses match nothing in its set, a hook's where it
+// comes before
 // all other rules, and that of the trees by what becomes of pods that are not known.
 const (
 	setValue = "hash:net"
+	devValue = "hash:net,iface"
 	noMatch  = "nomatch"
 	first    = "first"
 	passes   = "pass"
@@ -118,6 +122,7 @@ const (
 	setPods         = "pods"         // of this node's pods
 	setUntranslated = "untranslated" // destinations that are evaluated after translation
 	setMidstream    = "midstream"    // every address, for a minute
+	setEntry        = "entry"        // what may come in by pods' devices
 )
 
 // midstream is how long packets of connections that began before connection tracking pass, from when the set is made
@@ -146,7 +151,7 @@ func grants(set string) bool {
 		l := strings.ToLower(codes)
 		return strings.IndexByte(strict, l[0]) <= strings.IndexByte(strict, l[1])
 	}
-	return rest != setPods
+	return rest != setPods && rest != setEntry // which is there before the rules of its devices are
 }
 
 // setsOf returns the decisions for which a peer table has a set, the strictest first: all but its Otherwise.
@@ -173,7 +178,11 @@ func hashed(parts ...any) string {
 }
 
 func setFact(f iptables.Family, name string) Fact {
-	return Fact{Key: Key{Kind: KindSet, Family: f, Name: name}, Value: setValue}
+	value := setValue
+	if name == setPrefix(f)+setEntry {
+		value = devValue
+	}
+	return Fact{Key: Key{Kind: KindSet, Family: f, Name: name}, Value: value}
 }
 
 // element returns the facts of a prefix in a set. A set can't hold /0, but its halves.
@@ -206,6 +215,8 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 	switch v := part.(type) {
 	case *model.PolicyNode:
 		return append(node(v, iptables.IPv4), node(v, iptables.IPv6)...)
+	case *model.Device:
+		return devicesOf(v)
 	case *model.Subject:
 		s := subjectOf(v)
 		return []Fact{{Key: s.key(), Value: s.String(), Body: s}}
@@ -241,7 +252,7 @@ func node(v *model.PolicyNode, f iptables.Family) (facts []Fact) {
 	set(setPods, v.Pods)
 	set(setUntranslated, v.PreDNAT)
 	set(setMidstream, nil)
-	for name, rules := range constant(f, v.CutMark) {
+	for name, rules := range constant(f, v.CutMark, v.Devices) {
 		facts = append(facts, chain(f, name, rules))
 	}
 	for _, h := range hooks {
@@ -256,14 +267,21 @@ func node(v *model.PolicyNode, f iptables.Family) (facts []Fact) {
 
 // facts returns a member's elements.
 func (m *Member) facts() (facts []Fact) {
-	for _, p := range m.prefixes {
-		f := familyOf(p.Addr())
-		if m.decision != m.table.Otherwise {
-			facts = append(facts, element(f, tableSet(f, m.table, m.decision), p, "")...)
+	r := m.PolicyPart.(*model.Peer).Range
+	f, prefixes := familyOf(r.First), m.prefixes
+	if prefixes == nil {
+		prefixes = []netip.Prefix{netip.PrefixFrom(r.First, r.First.BitLen())}
+	}
+	facts = make([]Fact, 0, 2*len(prefixes))
+	add := func(d model.Decision, p netip.Prefix, value string) {
+		if d != m.table.Otherwise {
+			set := m.table.sets[family(f == iptables.IPv6)][d]
+			facts = append(facts, Fact{Key: Key{Kind: KindElement, Family: f, Name: set, Prefix: p}, Value: value})
 		}
-		if m.except != m.table.Otherwise {
-			facts = append(facts, element(f, tableSet(f, m.table, m.except), p, noMatch)...)
-		}
+	}
+	for _, p := range prefixes {
+		add(m.decision, p, "")
+		add(m.except, p, noMatch)
 	}
 	return facts
 }

@@ -1,12 +1,11 @@
 package iptables
 
 import (
-	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sort"
 
+	"fairlead.dev/fairlead/kernel/iptables"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -14,6 +13,9 @@ import (
 const (
 	MaxElements = 1 << 20 // prefixes in the sets of peer tables
 	MaxSets     = 60_000  // sets of peer tables: the kernel has 65,535 for all owners
+
+	baseElements   = 1 << 16 // prefixes that there may be whatever the number of peers,
+	elementsByPeer = 16      // and for each of these
 )
 
 // Chains is a ruleset as subjects of one family use it in one direction and stage: the part of which the plane makes
@@ -28,9 +30,26 @@ type Chains struct {
 // Member is a peer that is an element of a peer table's sets.
 type Member struct {
 	model.PolicyPart // the peer
-	table            *model.PeerTable
-	prefixes         []netip.Prefix
+	table            *namedTable
+	prefixes         []netip.Prefix // nil: the address of a single peer
 	decision, except model.Decision // one of them may be the table's Otherwise: then it has no set
+}
+
+// namedTable is a peer table with the names of its sets, which all of its elements share.
+type namedTable struct {
+	*model.PeerTable
+	sets [2]map[model.Decision]string // by family
+}
+
+func newNamedTable(t *model.PeerTable) *namedTable {
+	n := &namedTable{PeerTable: t}
+	for i, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+		n.sets[i] = map[model.Decision]string{}
+		for _, d := range setsOf(t) {
+			n.sets[i][d] = tableSet(f, t, d)
+		}
+	}
+	return n
 }
 
 // Origin implements model.DerivedPart.
@@ -40,7 +59,7 @@ func (c *Chains) Origin() model.PolicyPart { return c.PolicyPart }
 func (m *Member) Origin() model.PolicyPart { return m.PolicyPart }
 
 // DecidedBy returns the peer table that the member belongs to: see model.FailClosed.
-func (m *Member) DecidedBy() *model.PeerTable { return m.table }
+func (m *Member) DecidedBy() *model.PeerTable { return m.table.PeerTable }
 
 // use names how a ruleset is used.
 type use struct {
@@ -52,7 +71,8 @@ type use struct {
 // Join is the stage in front of the plane. A set holds addresses, and knows of no identity: so what the parts say by
 // PeerVerdict × Peer becomes a Member for each peer that a peer table decides about otherwise than about all others,
 // and rulesets become the Chains that subjects use. All other parts pass, but for those that the plane has no use of.
-// It is pure, and costs what a change comes to. What is beyond a bound is a peer table that drops everything.
+// It is pure, and costs what a change comes to. How many members there would be is counted first: what is beyond a
+// bound is a peer table that drops everything, of those whose policies' namespace has most.
 type Join struct {
 	MaxElements, MaxSets int // 0: the constants
 
@@ -60,11 +80,9 @@ type Join struct {
 	tables     map[uint64]*joinedTable
 	identities map[uint64]*identity
 	singles    map[netip.Addr]*single
-	ranges     []*model.Peer // sorted
+	ranges     []*ranged // sorted
 	members    map[cell]*Member
-	elements   int
-	sets       int
-	bounded    bool // a table is closed, and may be opened
+	closed     int // tables
 
 	pending
 }
@@ -73,9 +91,15 @@ type Join struct {
 type pending struct {
 	put, del []model.PolicyPart
 	touched  map[cell]bool
-	spread   map[*model.Peer][]uint64 // ranges, and the tables that may say something else of their single peers
 	counted  map[use]bool             // that may come or go
+	resized  map[*identity]bool       // they have other peers
+	verdicts map[[2]uint64]bool       // that were put, by table and identity
+	peers    []*model.Peer            // that were put
 	moved    bool                     // ranges came or went
+	nested   []*single                // they are in another range than before
+	spread   map[*model.Peer][]uint64 // ranges, and the tables that may say something else of their single peers
+	flipped  map[uint64]bool          // tables that are closed and were open, or the other way round
+	renamed  map[uint64]bool          // tables that are used and were not, or the other way round
 }
 
 // usedRuleset is a ruleset in use.
@@ -87,23 +111,35 @@ type usedRuleset struct {
 
 // joinedTable is a peer table.
 type joinedTable struct {
-	*model.PeerTable
+	*namedTable
 	users    [2]int // uses of rulesets that name it, by family
 	verdicts map[uint64]model.Decision
-	elements int
+	members  [2]int // at most, by family
 	closed   string // why; "": open
+	owners   int    // namespaces whose policies have it, while tables are being closed,
+	others   int    // and those that still have it, but for one
 }
 
 // identity is what is known of an identity.
 type identity struct {
 	verdicts map[uint64]model.Decision // by table
 	peers    map[*model.Peer]bool
+	sizes    [2]int // elements that the peers come to at most, by family
+	counted  [2]int // as the tables have counted them
 }
 
 // single is a peer of one address.
 type single struct {
 	*model.Peer
-	within *model.Peer // the range that holds it, if any
+	within *ranged // the range that holds it, if any
+}
+
+// ranged is a peer of several addresses.
+type ranged struct {
+	*model.Peer
+	prefixes []netip.Prefix // storable
+	inside   int            // single peers
+	gone     bool           // it is no peer any more
 }
 
 // cell is what a peer table says of a peer.
@@ -118,17 +154,25 @@ func (j *Join) Apply(c model.Change[model.PolicyPart]) model.Change[model.Policy
 		j.uses, j.tables, j.identities = map[use]*usedRuleset{}, map[uint64]*joinedTable{}, map[uint64]*identity{}
 		j.singles, j.members = map[netip.Addr]*single{}, map[cell]*Member{}
 	}
-	j.pending = pending{touched: map[cell]bool{}, spread: map[*model.Peer][]uint64{}, counted: map[use]bool{}}
+	j.pending = pending{touched: map[cell]bool{}, spread: map[*model.Peer][]uint64{}, counted: map[use]bool{},
+		resized: map[*identity]bool{}, verdicts: map[[2]uint64]bool{},
+		flipped: map[uint64]bool{}, renamed: map[uint64]bool{}}
 	for _, p := range c.Del {
 		j.count(p, -1)
 	}
 	for _, p := range c.Put {
 		j.count(p, 1)
 	}
+	j.nest()
+	j.resize()
 	j.settleUses()
-	j.settleMembers()
 	j.bound()
-	return model.Change[model.PolicyPart]{Put: without(j.put, j.del), Del: without(j.del, j.put)}
+	j.emitUses()
+	j.touchAll()
+	j.settleMembers()
+	out := model.Change[model.PolicyPart]{Put: without(j.put, j.del), Del: without(j.del, j.put)}
+	j.pending = pending{}
+	return out
 }
 
 // without returns the parts of a that are not in b: what was made and dropped again.
@@ -148,7 +192,7 @@ func without(a, b []model.PolicyPart) (l []model.PolicyPart) {
 // count counts a part: one more (1), or one less (-1).
 func (j *Join) count(p model.PolicyPart, n int) {
 	switch v := p.(type) {
-	case *model.PolicyNode, *model.Subject:
+	case *model.PolicyNode, *model.Subject, *model.Device:
 		if n > 0 {
 			j.put = append(j.put, p)
 		} else {
@@ -187,7 +231,7 @@ func (j *Join) subject(s *model.Subject, n int) {
 func (j *Join) table(t *model.PeerTable) *joinedTable {
 	s := j.tables[t.ID]
 	if s == nil {
-		s = &joinedTable{PeerTable: t, verdicts: map[uint64]model.Decision{}}
+		s = &joinedTable{namedTable: newNamedTable(t), verdicts: map[uint64]model.Decision{}}
 		j.tables[t.ID] = s
 	}
 	return s
@@ -200,11 +244,14 @@ func (j *Join) drop(t *joinedTable) {
 	}
 }
 
+// live reports whether a peer table may have members.
+func (t *joinedTable) live() bool { return t != nil && t.closed == "" && t.users != [2]int{} }
+
 // identity returns the state of an identity.
 func (j *Join) identity(id uint64) *identity {
 	i := j.identities[id]
 	if i == nil {
-		i = &identity{map[uint64]model.Decision{}, map[*model.Peer]bool{}}
+		i = &identity{verdicts: map[uint64]model.Decision{}, peers: map[*model.Peer]bool{}}
 		j.identities[id] = i
 	}
 	return i
@@ -213,13 +260,17 @@ func (j *Join) identity(id uint64) *identity {
 // verdict takes in or out what a peer table decides about an identity.
 func (j *Join) verdict(v *model.PeerVerdict, n int) {
 	t, i := j.table(v.PeerTable), j.identity(v.Identity.ID)
+	for f := range t.members {
+		t.members[f] += n * i.counted[f]
+	}
 	if n > 0 {
 		t.verdicts[v.Identity.ID], i.verdicts[t.ID] = v.Decision, v.Decision
-	} else {
-		delete(t.verdicts, v.Identity.ID)
-		delete(i.verdicts, t.ID)
+		j.verdicts[[2]uint64{t.ID, v.Identity.ID}] = true
+		return
 	}
-	j.touchIdentity(t.ID, i)
+	delete(t.verdicts, v.Identity.ID)
+	delete(i.verdicts, t.ID)
+	j.touchIdentity(t, i)
 	j.drop(t)
 	j.forget(v.Identity.ID, i)
 }
@@ -232,13 +283,31 @@ func (j *Join) forget(id uint64, i *identity) {
 }
 
 // touchIdentity records that what a peer table says of an identity's peers may change.
-func (j *Join) touchIdentity(table uint64, i *identity) {
+func (j *Join) touchIdentity(t *joinedTable, i *identity) {
+	if !t.live() {
+		return
+	}
 	for p := range i.peers {
-		j.touched[cell{table, p}] = true
+		j.touched[cell{t.ID, p}] = true
 		if !p.Single() {
-			j.spread[p] = append(j.spread[p], table)
+			j.spread[p] = append(j.spread[p], t.ID)
 		}
 	}
+}
+
+// touchPeer records that what peer tables say of an identity's peer may change.
+func (j *Join) touchPeer(p *model.Peer, i *identity) {
+	for id := range i.verdicts {
+		if j.tables[id].live() {
+			j.touched[cell{id, p}] = true
+		}
+	}
+}
+
+// resizeBy counts n elements of a peer more.
+func (j *Join) resizeBy(p *model.Peer, i *identity, n int) {
+	i.sizes[family(p.Range.First.Is6())] += n
+	j.resized[i] = true
 }
 
 // peer takes a peer in or out.
@@ -246,42 +315,72 @@ func (j *Join) peer(p *model.Peer, n int) {
 	i := j.identity(p.Identity.ID)
 	if n > 0 {
 		i.peers[p] = true
+		j.peers = append(j.peers, p)
 	} else {
+		j.touchPeer(p, i)
 		delete(i.peers, p)
 	}
 	switch {
-	case p.Single() && n > 0:
-		s := &single{p, j.holding(p.Range.First)}
+	case !p.Single() && n > 0:
+		r := &ranged{Peer: p, prefixes: storable(p.Range.Prefixes()...)}
+		j.ranges, j.moved = append(j.ranges, r), true
+		j.resizeBy(p, i, len(r.prefixes))
+	case !p.Single():
+		r := j.holding(p.Range.First)
+		r.gone, j.moved = true, true
+		j.resizeBy(p, i, -len(r.prefixes)-r.inside)
+	case n > 0:
+		s := &single{Peer: p}
 		j.singles[p.Range.First] = s
-		j.touchSingle(s)
-	case p.Single():
+		j.nested = append(j.nested, s)
+		j.resizeBy(p, i, 1)
+	default:
+		j.resizeBy(p, i, -1)
 		if s := j.singles[p.Range.First]; s != nil && s.Peer == p {
 			j.touchSingle(s)
+			j.setWithin(s, nil)
 			delete(j.singles, p.Range.First)
 		}
-	case n > 0:
-		j.ranges, j.moved = append(j.ranges, p), true
-		j.sort()
-	default:
-		j.ranges, j.moved = slices.DeleteFunc(j.ranges, func(r *model.Peer) bool { return r == p }), true
-	}
-	for t := range i.verdicts {
-		j.touched[cell{t, p}] = true
 	}
 	j.forget(p.Identity.ID, i)
 }
 
-// sort puts the last of ranges where it belongs.
-func (j *Join) sort() {
-	last := len(j.ranges) - 1
-	p := j.ranges[last]
-	at := sort.Search(last, func(i int) bool { return j.ranges[i].Range.First.Compare(p.Range.First) > 0 })
-	copy(j.ranges[at+1:], j.ranges[at:last])
-	j.ranges[at] = p
+// setWithin records that s is within r, nil for no range.
+func (j *Join) setWithin(s *single, r *ranged) {
+	for _, x := range []struct {
+		*ranged
+		n int
+	}{{s.within, -1}, {r, 1}} {
+		if x.ranged != nil && !x.gone {
+			x.inside += x.n
+			j.resizeBy(x.Peer, j.identity(x.Identity.ID), x.n)
+		}
+	}
+	s.within = r
+}
+
+// nest finds the ranges of single peers again where ranges or these came or went.
+func (j *Join) nest() {
+	if !j.moved {
+		for _, s := range j.nested {
+			j.setWithin(s, j.holding(s.Range.First))
+		}
+		return
+	}
+	j.ranges = slices.DeleteFunc(j.ranges, func(r *ranged) bool { return r.gone })
+	slices.SortFunc(j.ranges, func(a, b *ranged) int { return a.Range.First.Compare(b.Range.First) })
+	j.nested = nil
+	for _, s := range j.singles {
+		if within := j.holding(s.Range.First); within != s.within {
+			j.touchSingle(s)
+			j.setWithin(s, within)
+			j.nested = append(j.nested, s)
+		}
+	}
 }
 
 // holding returns the range that holds an address, if any.
-func (j *Join) holding(a netip.Addr) *model.Peer {
+func (j *Join) holding(a netip.Addr) *ranged {
 	i := sort.Search(len(j.ranges), func(i int) bool { return j.ranges[i].Range.First.Compare(a) > 0 })
 	if i > 0 && j.ranges[i-1].Range.Contains(a) {
 		return j.ranges[i-1]
@@ -289,23 +388,13 @@ func (j *Join) holding(a netip.Addr) *model.Peer {
 	return nil
 }
 
-// within returns the range that holds a single peer, if any.
-func (j *Join) within(s *single) *model.Peer {
-	if j.moved {
-		return j.holding(s.Range.First)
-	}
-	return s.within
-}
-
 // touchSingle records that what peer tables say of a single peer may change, and of the range that it is an end of.
 func (j *Join) touchSingle(s *single) {
 	touch := func(id uint64) {
 		if i := j.identities[id]; i != nil {
-			for t := range i.verdicts {
-				j.touched[cell{t, s.Peer}] = true
-				if s.isEnd() {
-					j.touched[cell{t, s.within}] = true
-				}
+			j.touchPeer(s.Peer, i)
+			if s.isEnd() {
+				j.touchPeer(s.within.Peer, i)
 			}
 		}
 	}
@@ -320,25 +409,6 @@ func (s *single) isEnd() bool {
 	return s.within != nil && (s.within.Range.First == s.Range.First || s.within.Range.Last == s.Range.First)
 }
 
-// nest finds the ranges of single peers again where ranges came or went, and records that what peer tables say of the
-// single peers in a range may change with what they say of that.
-func (j *Join) nest() {
-	if !j.moved && len(j.spread) == 0 {
-		return
-	}
-	for _, s := range j.singles {
-		if within := j.within(s); within != s.within {
-			j.touchSingle(s)
-			s.within = within
-			j.touchSingle(s)
-		}
-		for _, t := range j.spread[s.within] {
-			j.touched[cell{t, s.Peer}] = true
-		}
-	}
-	j.moved, j.spread = false, map[*model.Peer][]uint64{}
-}
-
 // family is the index of a family's counts.
 func family(six bool) int {
 	if six {
@@ -347,20 +417,45 @@ func family(six bool) int {
 	return 0
 }
 
-// settleUses makes the parts of rulesets that came into use, and drops those of others.
+// resize counts in the peer tables how many elements identities come to now.
+func (j *Join) resize() {
+	for i := range j.resized {
+		for f, n := range i.sizes {
+			if n -= i.counted[f]; n == 0 {
+				continue
+			}
+			for id := range i.verdicts {
+				j.tables[id].members[f] += n
+			}
+		}
+		i.counted = i.sizes
+	}
+}
+
+// settleUses counts the peer tables of rulesets that came into use, and of those that went out of it.
 func (j *Join) settleUses() {
 	for k := range j.counted {
 		u := j.uses[k]
 		switch {
 		case u.count > 0 && u.part == nil:
 			j.name(k, u.ruleset, 1)
-			j.emit(k, u)
-		case u.count == 0:
+		case u.count == 0 && u.part != nil:
+			j.name(k, u.ruleset, -1)
+			j.del = append(j.del, u.part)
+		}
+		if u.count == 0 {
 			delete(j.uses, k)
-			if u.part != nil {
-				j.name(k, u.ruleset, -1)
-				j.del = append(j.del, u.part)
-			}
+		}
+	}
+}
+
+// emitUses makes the parts of rulesets that came into use, and anew those of which a peer table is closed or open and
+// was not.
+func (j *Join) emitUses() {
+	flipped := func(t *model.PeerTable) bool { return j.flipped[t.ID] }
+	for k, u := range j.uses {
+		if u.part == nil || len(j.flipped) > 0 && slices.ContainsFunc(tablesOf(u.ruleset), flipped) {
+			j.emit(k, u)
 		}
 	}
 }
@@ -405,27 +500,67 @@ func (j *Join) name(k use, r *model.Ruleset, n int) {
 		was := t.users[family(k.six)] > 0
 		t.users[family(k.six)] += n
 		if is := t.users[family(k.six)] > 0; is != was {
-			for id := range t.verdicts {
-				j.touchIdentity(t.ID, j.identity(id))
-			}
-			if t.closed == "" {
-				j.sets += n * len(setsOf(m))
-			}
+			j.renamed[t.ID] = true
 		}
-		if t.users == [2]int{} {
+		if t.users == [2]int{} && t.closed != "" {
 			t.closed = ""
+			j.closed--
 		}
-		j.drop(t)
+	}
+}
+
+// touchAll records what members may change by what was put, and by tables that are closed or used and were not.
+func (j *Join) touchAll() {
+	if len(j.flipped)+len(j.renamed) > 0 {
+		for c := range j.members {
+			if j.flipped[c.table] || j.renamed[c.table] {
+				j.touched[c] = true
+			}
+		}
+	}
+	for _, l := range []map[uint64]bool{j.flipped, j.renamed} {
+		for id := range l {
+			if t := j.tables[id]; t != nil {
+				for i := range t.verdicts {
+					j.touchIdentity(t, j.identity(i))
+				}
+				j.drop(t)
+			}
+		}
+	}
+	for v := range j.verdicts {
+		if t := j.tables[v[0]]; t != nil {
+			j.touchIdentity(t, j.identity(v[1]))
+		}
+	}
+	for _, p := range j.peers {
+		j.touchPeer(p, j.identity(p.Identity.ID))
+	}
+	for _, s := range j.nested {
+		j.touchSingle(s)
+	}
+	if len(j.spread) == 0 {
+		return
+	}
+	for _, s := range j.singles {
+		if s.within != nil {
+			for _, t := range j.spread[s.within.Peer] {
+				j.touched[cell{t, s.Peer}] = true
+			}
+		}
 	}
 }
 
 // settleMembers makes the members that came to be, and drops those that are none any more.
 func (j *Join) settleMembers() {
-	j.nest()
-	for c := range maps.Clone(j.touched) {
+	var ends []cell
+	for c := range j.touched {
 		if s := j.singles[c.peer.Range.First]; s != nil && s.Peer == c.peer && s.isEnd() {
-			j.touched[cell{c.table, s.within}] = true
+			ends = append(ends, cell{c.table, s.within.Peer})
 		}
+	}
+	for _, c := range ends {
+		j.touched[c] = true
 	}
 	for c := range j.touched {
 		was, now := j.members[c], j.member(c)
@@ -435,30 +570,19 @@ func (j *Join) settleMembers() {
 		}
 		if was != nil {
 			delete(j.members, c)
-			j.size(was, -1)
 			j.del = append(j.del, was)
 		}
 		if now != nil {
 			j.members[c] = now
-			j.size(now, 1)
 			j.put = append(j.put, now)
 		}
-	}
-}
-
-// size counts a member's elements, n times.
-func (j *Join) size(m *Member, n int) {
-	n *= len(m.prefixes)
-	j.elements += n
-	if t := j.tables[m.table.ID]; t != nil {
-		t.elements += n
 	}
 }
 
 // member returns what a peer table says of a peer, nil if nothing in particular.
 func (j *Join) member(c cell) *Member {
 	t, p := j.tables[c.table], c.peer
-	if t == nil || t.closed != "" || t.users[family(p.Range.First.Is6())] == 0 {
+	if !t.live() || t.users[family(p.Range.First.Is6())] == 0 {
 		return nil
 	}
 	i := j.identities[p.Identity.ID]
@@ -473,7 +597,7 @@ func (j *Join) member(c cell) *Member {
 		}
 		return t.Otherwise
 	}
-	m := &Member{PolicyPart: p, table: t.PeerTable, decision: decide(i), except: t.Otherwise}
+	m := Member{PolicyPart: p, table: t.namedTable, decision: decide(i), except: t.Otherwise}
 	if p.Single() {
 		if s := j.singles[p.Range.First]; s.within != nil {
 			m.except = decide(j.identities[s.within.Identity.ID])
@@ -482,120 +606,18 @@ func (j *Join) member(c cell) *Member {
 	if m.decision == m.except {
 		return nil
 	}
-	m.prefixes = storable(p.Range.Prefixes()...)
-	if !p.Single() {
-		m.prefixes = slices.DeleteFunc(m.prefixes, func(x netip.Prefix) bool {
-			s := j.singles[x.Addr()]
-			return x.IsSingleIP() && s != nil && j.member(cell{c.table, s.Peer}) != nil // which has an element there itself
-		})
+	if p.Single() {
+		return &m
 	}
-	return m
-}
-
-// bound closes the peer tables that are beyond a bound, the largest first, and opens those that are within it again.
-func (j *Join) bound() {
-	elements, sets := j.MaxElements, j.MaxSets
-	if elements == 0 {
-		elements = MaxElements
+	m.prefixes = j.holding(p.Range.First).prefixes
+	isMember := func(x netip.Prefix) bool {
+		s := j.singles[x.Addr()]
+		return x.IsSingleIP() && s != nil && j.member(cell{c.table, s.Peer}) != nil // which has an element there itself
 	}
-	if sets == 0 {
-		sets = MaxSets
+	if slices.ContainsFunc(m.prefixes, isMember) {
+		m.prefixes = slices.DeleteFunc(slices.Clone(m.prefixes), isMember)
 	}
-	if j.bounded {
-		j.reopen(elements, sets)
-	}
-	for j.elements > elements {
-		t := j.largest(func(t *joinedTable) int { return t.elements })
-		j.close(t, fmt.Sprintf("its %d addresses are beyond the bound of %d prefixes in all sets", t.elements, elements))
-	}
-	for j.sets > sets {
-		t := j.largest(func(t *joinedTable) int { return t.setCount() })
-		j.close(t, fmt.Sprintf("its sets are beyond the bound of %d sets", sets))
-	}
-}
-
-// setCount returns how many sets the table has.
-func (t *joinedTable) setCount() (n int) {
-	for _, users := range t.users {
-		if users > 0 && t.closed == "" {
-			n += len(setsOf(t.PeerTable))
-		}
-	}
-	return n
-}
-
-// largest returns the table of which there is most, of two the one with the greater ID.
-func (j *Join) largest(of func(*joinedTable) int) (most *joinedTable) {
-	for _, t := range j.tables {
-		if most == nil || of(t) > of(most) || of(t) == of(most) && t.ID > most.ID {
-			most = t
-		}
-	}
-	return most
-}
-
-// close has a table drop everything.
-func (j *Join) close(t *joinedTable, why string) {
-	j.sets -= t.setCount()
-	t.closed, j.bounded = why, true
-	j.again(t)
-}
-
-// again makes everything of a table anew that depends on whether it is closed.
-func (j *Join) again(t *joinedTable) {
-	j.touched = map[cell]bool{}
-	for c := range j.members {
-		if c.table == t.ID {
-			j.touched[c] = true
-		}
-	}
-	for id := range t.verdicts {
-		j.touchIdentity(t.ID, j.identity(id))
-	}
-	j.settleMembers()
-	for k, u := range j.uses {
-		if slices.ContainsFunc(tablesOf(u.ruleset), func(m *model.PeerTable) bool { return m.ID == t.ID }) {
-			j.emit(k, u)
-		}
-	}
-}
-
-// reopen opens closed tables that are within the bounds, the smallest first. A tenth is left free, so that tables don't
-// come and go.
-func (j *Join) reopen(elements, sets int) {
-	var closed []*joinedTable
-	size := map[*joinedTable]int{}
-	for _, t := range j.tables {
-		if t.closed != "" {
-			closed = append(closed, t)
-			for id := range t.verdicts {
-				size[t] += len(j.identity(id).peers)
-			}
-		}
-	}
-	j.bounded = len(closed) > 0
-	slices.SortFunc(closed, func(a, b *joinedTable) int { return size[a] - size[b] })
-	for _, t := range closed {
-		if j.elements+size[t] <= elements-elements/10 && j.sets+2*len(setsOf(t.PeerTable)) <= sets-sets/10 {
-			t.closed = ""
-			j.sets += t.setCount()
-			j.again(t)
-		}
-	}
-}
-
-// Closed returns why peer tables drop everything, by the policies that they are of: "NetworkPolicy shop/web: its …".
-func (j *Join) Closed() (problems []string) {
-	all := map[string]bool{}
-	for _, u := range j.uses {
-		if u.part == nil {
-			continue
-		}
-		for _, why := range u.part.closed {
-			all[u.ruleset.Name+": "+why] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(all))
+	return &m
 }
 
 // storable returns prefixes that hold the same addresses. None is /0, which no set can hold.

@@ -68,7 +68,7 @@ func TestKernelReturnsWhatIsWritten(t *testing.T) {
 		all, none := policytest.Facts(t, p, joined(policytest.Everything())), map[Key]Fact{}
 		frame := map[Key]Fact{}
 		for k, f := range all {
-			if k.Kind != KindElement && k.Kind != KindSubject {
+			if k.Kind != KindElement && k.Kind != KindSubject && k.Kind != KindDevice {
 				frame[k] = f
 			}
 		}
@@ -155,6 +155,63 @@ func TestWhatOthersChangeIsSeenAndRepaired(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Rules of another owner that the commands can't print stop no change of ours, and stay as they are.
+func TestUnprintableRulesOfOthers(t *testing.T) {
+	n := policytest.NewNetwork(t)
+	p := open(n, NFT)
+	_, objects := policytest.Worlds(t)
+	allowed, closed := policytest.Facts(t, p, joined(policytest.Decide(objects["none.yaml"]).Parts())),
+		policytest.Facts(t, p, joined(policytest.Decide(objects["deny-ingress.yaml"]).Parts()))
+	policytest.Move(t, p, nil, allowed)
+	others := func() string { return run(n, "nft", "list", "chain", "ip", "filter", "INPUT") }
+	const states = "ct state vmap { established : accept, invalid : drop }"
+	for _, family := range []string{"ip", "ip6"} {
+		for _, chain := range []string{"INPUT", "FORWARD"} {
+			run(n, "nft", "add rule "+family+" filter "+chain+" "+states)
+		}
+		run(n, "nft", "add set "+family+" filter others { type inet_service; }")
+	}
+	before := others()
+	passes := func(what string, want bool) {
+		t.Helper()
+		for i, src := range policytest.Behind[2] {
+			packet := n.Packet(src, policytest.Behind[0][i], echo.Port{Number: 80, Protocol: model.TCP})
+			if n.Passes(packet, want) != want {
+				t.Errorf("%s: %v passes: %v", what, packet, !want)
+			}
+		}
+	}
+	p = open(n, NFT) // as an agent does that starts anew
+	policytest.Move(t, p, allowed, closed)
+	passes("withdrawn", false)
+	policytest.Move(t, p, closed, allowed)
+	passes("permitted again", true)
+	policytest.Move(t, p, allowed, closed)
+	for _, harm := range [][]string{
+		{"iptables-nft", "-D", "FORWARD", "-j", Prefix + "FORWARD"},
+		{"iptables-nft", "-I", "FORWARD", "-j", "ACCEPT"},
+		{"nft", "insert rule ip filter " + Prefix + "FORWARD " + states},
+	} {
+		run(n, harm[0], harm[1:]...)
+		missing, extra := policytest.Read(t, p, closed)
+		if len(missing)+len(extra) == 0 {
+			t.Errorf("%v changes no fact", harm)
+		}
+		n.Must(p.Write(t.Context(), missing, extra))
+		if missing, extra := policytest.Read(t, p, closed); len(missing)+len(extra) > 0 {
+			t.Errorf("%v is not repaired: missing %v, extra %v", harm, missing, extra)
+		}
+		passes(harm[0]+" "+harm[1], false)
+	}
+	if is := others(); is != before {
+		t.Errorf("%s\nbefore: %s", is, before)
+	}
+	n.Must(p.Clean(t.Context()))
+	if left := run(n, "nft", "list", "ruleset"); strings.Contains(left, Prefix) || strings.Count(left, "vmap") != 4 {
+		t.Errorf("after clean: %s", left)
+	}
 }
 
 func TestUnknownSetsAreReplacedOrNamed(t *testing.T) {
@@ -460,6 +517,11 @@ func TestDeepestChainsAreAccepted(t *testing.T) {
 		for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i), 1}),
 			netip.AddrFrom16([16]byte{0xfd, 14: byte(i), 15: 1})} {
 			parts = append(parts, &model.Subject{Addr: a, Device: "veth0", In: rulesets, Out: rulesets})
+		}
+	}
+	for i := range 15 { // of which each name begins the next
+		for _, end := range []string{"", "a", "b", "c"} {
+			parts = append(parts, &model.Device{Name: ("zzzzzzzzzzzzzzz"[:i] + "y" + end)[:min(15, i+1+len(end))]})
 		}
 	}
 	eachVariant(t, func(t *testing.T, v Variant) {

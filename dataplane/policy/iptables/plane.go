@@ -32,6 +32,8 @@ type Plane struct {
 	conn *iptables.Conn
 	sets *ipset.Conn
 
+	hasDevices func() error // returns why the kernel has no sets of prefixes by a device, nil if it has; called once
+
 	mu   sync.Mutex
 	held map[iptables.Family]*held // what the kernel holds; nil: not known
 }
@@ -62,7 +64,8 @@ func NewVariant(v Variant) (*Plane, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return &Plane{conn: conn, sets: sets, held: map[iptables.Family]*held{}}, nil
+	return &Plane{conn: conn, sets: sets, hasDevices: sync.OnceValue(sets.HasDevices),
+		held: map[iptables.Family]*held{}}, nil
 }
 
 // Variant returns the variant in use.
@@ -179,11 +182,6 @@ func (p *Plane) Clean(ctx context.Context) error {
 // clean removes the chains of the plane's variant, as far as it can be read.
 func (p *Plane) clean(ctx context.Context) error {
 	facts, failed := p.read(ctx)
-	if errors.Is(errors.Join(failed...), iptables.ErrForeign) {
-		if there, err := p.conn.Chains(Prefix); err == nil && !there {
-			failed = nil // another owner's table alone
-		}
-	}
 	var chains []Fact
 	for _, f := range facts {
 		if f.Key.Kind != KindSet && f.Key.Kind != KindElement {

@@ -67,6 +67,9 @@ func (h *held) table(t *iptables.Table) (facts []Fact) {
 	for _, s := range h.subjects {
 		facts = append(facts, Fact{Key: s.key(), Value: s.String()})
 	}
+	for name := range h.devices {
+		facts = append(facts, Fact{Key: Key{Kind: KindDevice, Family: h.family, Name: name}})
+	}
 	return facts
 }
 
@@ -107,7 +110,7 @@ func (p *Plane) readSets(h *held) (facts []Fact, err error) {
 			return nil, err
 		}
 		f := setFact(h.family, name)
-		if !ours || set.IPv6 != (h.family == iptables.IPv6) {
+		if !ours || set.IPv6 != (h.family == iptables.IPv6) || set.Devices != (f.Value == devValue) {
 			f.Value = "of another type or revision"
 		}
 		facts = append(facts, f)
@@ -121,7 +124,7 @@ func (p *Plane) readSets(h *held) (facts []Fact, err error) {
 			if e.NoMatch {
 				value = noMatch
 			}
-			k := Key{Kind: KindElement, Family: h.family, Name: name, Prefix: e.Prefix}
+			k := Key{Kind: KindElement, Family: h.family, Name: name, Prefix: e.Prefix, Device: e.Device}
 			facts = append(facts, Fact{Key: k, Value: value})
 		}
 	}

@@ -26,11 +26,13 @@ const (
 
 // Chains that there is one of in each family.
 const (
-	chainDeny   = Prefix + "DENY"   // logs, drops
-	chainAudit  = Prefix + "AUDIT"  // logs what audited policies would deny
-	chainCut    = Prefix + "CUT"    // ends connections that lost their permission
-	chainDevice = Prefix + "DV"     // the tree of the subjects' devices
-	chainForged = Prefix + "FORGED" // logs, drops what comes in by another device
+	chainDeny    = Prefix + "DENY"    // logs, drops
+	chainAudit   = Prefix + "AUDIT"   // logs what audited policies would deny
+	chainCut     = Prefix + "CUT"     // ends connections that lost their permission
+	chainDevice  = Prefix + "DV"      // the tree of the subjects' devices
+	chainPods    = Prefix + "DP"      // the tree of pods' devices
+	chainForeign = Prefix + "FOREIGN" // what a pod's device doesn't admit
+	chainForged  = Prefix + "FORGED"  // logs, drops what has a forged source
 )
 
 // hooks are the built-in chains that lead to ours, each to the one of that name.
@@ -77,8 +79,8 @@ func (s side) act(d model.Decision) string {
 	return "-j RETURN"
 }
 
-// constant returns the chains that don't depend on pods and policies.
-func constant(f iptables.Family, cut uint32) map[string][]string {
+// constant returns the chains that don't depend on pods and policies. devices: what comes in by pods' own is checked.
+func constant(f iptables.Family, cut uint32, devices bool) map[string][]string {
 	log := func(prefix string) string {
 		return fmt.Sprintf("-m limit --limit 100/sec --limit-burst 200 -j NFLOG --nflog-prefix %s --nflog-group %d "+
 			"--nflog-size 128", prefix, LogGroup)
@@ -88,6 +90,7 @@ func constant(f iptables.Family, cut uint32) map[string][]string {
 		chainForged: {log(PrefixForged), "-j DROP"},
 		chainAudit:  {log(PrefixAudit)},
 	}
+	chains[chainForeign] = foreign(f)
 	for _, s := range sides {
 		if s.stage > 0 {
 			chains[chainAudit+"-"+s.String()] = []string{log(PrefixAudit), "-g " + s.root()}
@@ -102,13 +105,26 @@ func constant(f iptables.Family, cut uint32) map[string][]string {
 			rules = append(rules, fmt.Sprintf("-m connmark --mark %#x/%#x -m conntrack ! --ctstate RELATED -g %s", cut, cut,
 				chainCut))
 		}
-		rules = append(rules, "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN")
+		const known = "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
+		if devices && h != "OUTPUT" { // who sends as an end of an open TCP connection has to know its sequence numbers
+			rules = append(rules, "-p tcp "+known, "-j "+chainPods)
+		}
+		rules = append(rules, known)
 		if f == iptables.IPv6 {
 			rules = append(rules, discovery()...)
 		}
 		chains[Prefix+h] = append(rules, evaluate(f, h)...)
 	}
 	return chains
+}
+
+// foreign returns the rules for what a pod's device doesn't admit. What IPv6 sends by itself, to groups on the link, is
+// not logged.
+func foreign(f iptables.Family) (rules []string) {
+	if f == iptables.IPv6 {
+		rules = append(discovery(), "-s fe80::/10 -d ff00::/8 -j DROP", "-s ::/128 -d ff00::/8 -j DROP")
+	}
+	return append(rules, "-g "+chainForged)
 }
 
 // discovery accepts neighbour discovery, which has the highest hop limit: it was not routed.
@@ -257,5 +273,5 @@ func portMatch(p model.Protocol, from, to uint16) string {
 func isTree(name string) bool {
 	rest, ours := strings.CutPrefix(name, Prefix)
 	return ours && len(rest) >= 2 && (rest[0] == 'E' || rest[0] == 'I') && (rest[1] == '0' || rest[1] == '1') ||
-		strings.HasPrefix(name, chainDevice)
+		strings.HasPrefix(name, chainDevice) || strings.HasPrefix(name, chainPods)
 }

@@ -50,11 +50,12 @@ func (s subject) String() string {
 	return strings.Join(append(slices.Clone(s.to[:]), s.device), " ")
 }
 
-// trees are what leads to the subjects of a family.
+// trees are what leads to the subjects and the devices of a family.
 type trees struct {
 	family   iptables.Family
 	unknown  string // what becomes of addresses of pods that are no subject's; "": there are no trees
 	subjects map[netip.Addr]subject
+	devices  map[string]bool // by name
 }
 
 // build returns the chains of all trees.
@@ -87,6 +88,7 @@ func (t *trees) build() map[string][]string {
 	b.own, b.end = "-s", ""
 	b.leaf = func(s subject) string { return fmt.Sprintf("! -i %s -g %s", s.device, chainForged) }
 	b.grow(chainDevice, slices.DeleteFunc(all, func(s subject) bool { return s.device == "" }))
+	b.growDevices(t.family, t.names())
 	return b.chains
 }
 
@@ -146,13 +148,17 @@ func groups(of []subject, most int) []xt.Halves[subject] {
 
 // read finds the subjects of trees that were built, and reports what is not as it would be built from them, or "".
 func (t *trees) read(chains map[string][]string) (altered string) {
-	t.subjects = map[netip.Addr]subject{}
+	t.subjects, t.devices = map[netip.Addr]subject{}, map[string]bool{}
 	if len(chains) == 0 {
 		return ""
 	}
 	t.unknown = passes
 	for name, rules := range chains {
 		for _, rule := range rules {
+			if strings.HasPrefix(name, chainPods) {
+				t.readDevice(strings.Fields(rule))
+				continue
+			}
 			if strings.HasPrefix(rule, "-m set") {
 				t.unknown = drops
 			}

@@ -41,7 +41,7 @@ func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
 	refused := p.refused(put)
 	var errs []error
 	for _, f := range p.conn.Families {
-		if c := changeOf(f, put, del, len(refused) > 0); len(c.put)+len(c.del) > 0 {
+		if c := changeOf(f, put, del, refused); len(c.put)+len(c.del) > 0 {
 			if err := p.write(ctx, f, c); err != nil {
 				delete(p.held, f)
 				errs = append(errs, err)
@@ -57,10 +57,19 @@ func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
 // refused returns the facts of put that can't be written.
 func (p *Plane) refused(put []Fact) map[Key]error {
 	out := map[Key]error{}
+	var lacking error
+	if slices.ContainsFunc(put, func(f Fact) bool { return f.Key.Kind == KindDevice }) {
+		lacking = p.hasDevices()
+	}
 	for _, f := range put {
 		switch {
+		case lacking != nil && f.Key.isEntry():
+			out[f.Key] = fmt.Errorf("sources of pods are not checked: %w", lacking)
 		case f.Key.Kind == KindClosed:
 			out[f.Key] = fmt.Errorf("%s: drops every packet: use broader selectors or fewer policies", f.Value)
+		case isWildcard(f.Key):
+			out[f.Key] = fmt.Errorf("device %s: iptables takes a name that ends in + for all that begin so: rename it",
+				f.Key.Name)
 		case f.Key.Kind == KindSubject && !slices.Contains(p.conn.Families, f.Key.Family):
 			out[f.Key] = fmt.Errorf("the commands of iptables for IPv%d are not installed: install the package iptables, "+
 				"and start the agent anew", f.Key.Family)
@@ -69,26 +78,28 @@ func (p *Plane) refused(put []Fact) map[Key]error {
 	return out
 }
 
-// changeOf returns what is to be done in a family. partly: some facts are refused, so that nothing is deleted yet.
-func changeOf(f iptables.Family, put, del []Fact, partly bool) *change {
+// changeOf returns what is to be done in a family: without facts that are refused, and then nothing is deleted yet.
+func changeOf(f iptables.Family, put, del []Fact, refused map[Key]error) *change {
 	c := &change{changes: map[Key]bool{}, created: map[string]bool{}, gone: map[string]bool{}}
-	puts := map[Key]bool{}
+	goes := make(map[Key]bool, len(del))
+	for _, x := range del {
+		goes[x.Key] = true
+	}
 	for _, x := range put {
-		if x.Key.Family == f && x.Key.Kind != KindClosed {
+		if x.Key.Family == f && refused[x.Key] == nil {
 			c.put = append(c.put, x)
-			puts[x.Key] = true
+			if goes[x.Key] {
+				c.changes[x.Key] = true
+			}
 		}
 	}
 	for _, x := range del {
-		switch {
-		case x.Key.Family != f || x.Key.Kind == KindClosed:
-		case puts[x.Key]:
-			c.changes[x.Key] = true
-		case !partly:
-			c.del = append(c.del, x)
-			if x.Key.Kind == KindSet {
-				c.gone[x.Key.Name] = true
-			}
+		if x.Key.Family != f || x.Key.Kind == KindClosed || c.changes[x.Key] || len(refused) > 0 {
+			continue
+		}
+		c.del = append(c.del, x)
+		if x.Key.Kind == KindSet {
+			c.gone[x.Key.Name] = true
 		}
 	}
 	for _, x := range c.put {
@@ -115,10 +126,9 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, c *change) error {
 			c.created[x.Key.Name] = true
 		}
 	}
-	var before, after ipset.Batch
-	c.create(f, &before)
-	c.elements(&before, &after)
-	if err := p.sets.Apply(&before); err != nil {
+	var b ipset.Batch
+	c.create(f, &b)
+	if err := c.elements(p.sets, &b, true); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(c.put, func(x Fact) bool { return x.Key.Kind == KindHook }) {
@@ -131,7 +141,7 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, c *change) error {
 			return err
 		}
 	}
-	if err := p.sets.Apply(&after); err != nil {
+	if err := c.elements(p.sets, &ipset.Batch{}, false); err != nil {
 		return err
 	}
 	if len(c.gone) > 0 {
@@ -145,8 +155,15 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, c *change) error {
 
 // create adds the creation of sets. That of running connections is filled at once, and empties itself.
 func (c *change) create(f iptables.Family, b *ipset.Batch) {
+	elements := map[string]int{}
+	for _, x := range c.put {
+		if x.Key.Kind == KindElement {
+			elements[x.Key.Name]++
+		}
+	}
 	for name := range c.created {
-		s := ipset.Set{Name: name, IPv6: f == iptables.IPv6}
+		s := ipset.Set{Name: name, IPv6: f == iptables.IPv6, Devices: name == setPrefix(f)+setEntry,
+			Elements: elements[name]}
 		if name != setPrefix(f)+setMidstream {
 			b.Create(s)
 			continue
@@ -159,36 +176,55 @@ func (c *change) create(f iptables.Family, b *ipset.Batch) {
 	}
 }
 
-// elements adds the changes of elements: before the chains change, or after.
-func (c *change) elements(before, after *ipset.Batch) {
+// atOnce is how many changes of elements are put into one batch: the kernel makes them one by one anyway.
+const atOnce = 8192
+
+// elements makes the changes that b has and those of elements, before the chains change, or after. It tries all.
+func (c *change) elements(sets *ipset.Conn, b *ipset.Batch, before bool) error {
+	var errs []error
 	add := func(x Fact, there bool) {
-		set, e := x.Key.Name, ipset.Element{Prefix: x.Key.Prefix, NoMatch: x.Value == noMatch}
-		b := after
-		if c.created[set] || grants(set) == (e.NoMatch == there) {
-			b = before
+		set, e := x.Key.Name, ipset.Element{Prefix: x.Key.Prefix, Device: x.Key.Device, NoMatch: x.Value == noMatch}
+		if before != (c.created[set] || grants(set) == (e.NoMatch == there)) {
+			return
 		}
 		if there {
 			b.Put(set, e)
 		} else {
 			b.Delete(set, e)
 		}
-	}
-	for _, x := range c.put {
-		if x.Key.Kind == KindElement {
-			add(x, true)
+		if b.Len() >= atOnce {
+			errs = append(errs, sets.Apply(b))
+			*b = ipset.Batch{}
 		}
 	}
-	for _, x := range c.del {
-		if x.Key.Kind == KindElement && !c.gone[x.Key.Name] {
+	for _, i := range elementsOf(c.put) {
+		add(c.put[i], true)
+	}
+	for _, i := range elementsOf(c.del) {
+		if x := c.del[i]; !c.gone[x.Key.Name] {
 			add(x, false)
 		}
 	}
+	return errors.Join(append(errs, sets.Apply(b))...)
+}
+
+// elementsOf returns the indices of facts that are elements, those of one set together.
+func elementsOf(facts []Fact) (out []int32) {
+	for i := range facts {
+		if facts[i].Key.Kind == KindElement {
+			out = append(out, int32(i))
+		}
+	}
+	slices.SortFunc(out, func(a, b int32) int {
+		return cmp.Or(strings.Compare(facts[a].Key.Name, facts[b].Key.Name), cmp.Compare(a, b))
+	})
+	return out
 }
 
 // after returns what the kernel holds after a change.
 func (h *held) after(c *change) *held {
 	next := &held{trees: h.trees, chains: h.chains, leads: maps.Clone(h.leads), counts: maps.Clone(h.counts)}
-	next.subjects = maps.Clone(h.subjects)
+	next.subjects, next.devices = maps.Clone(h.subjects), maps.Clone(h.devices)
 	dirty := false
 	for _, x := range c.del {
 		switch x.Key.Kind {
@@ -202,6 +238,9 @@ func (h *held) after(c *change) *held {
 			next.unknown, dirty = "", true
 		case KindSubject:
 			delete(next.subjects, x.Key.Prefix.Addr())
+			dirty = true
+		case KindDevice:
+			delete(next.devices, x.Key.Name)
 			dirty = true
 		case KindHook:
 			delete(next.leads, x.Key.Name)
@@ -221,6 +260,9 @@ func (h *held) after(c *change) *held {
 			next.unknown, dirty = x.Value, true
 		case KindSubject:
 			next.subjects[x.Key.Prefix.Addr()] = x.Body.(subject)
+			dirty = true
+		case KindDevice:
+			next.devices[x.Key.Name] = true
 			dirty = true
 		case KindHook:
 			next.leads[x.Key.Name] = []string{lead(x.Key.Name)}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	table "fairlead.dev/fairlead/dataplane/nft"
 	nft "fairlead.dev/fairlead/kernel/nftables"
@@ -16,12 +17,12 @@ import (
 const Table = "fairlead-policy"
 
 // layout is the value of the table's fact. A table of another layout is made anew.
-const layout = "layout 6"
+const layout = "layout 8"
 
 // declared is the table.
 var declared = &table.Table[Key]{
 	Name: Table, Layout: layout, Sets: allSets, Hooks: hooks, Of: func(k table.Key) Key { return Key{k} },
-	Private: func(name string) bool { return name == setMidstream },
+	Private: func(name string) bool { return name == setMidstream || name == setCurrent },
 	Initial: map[string][]nft.Element{setMidstream: {{Key: string(word(0))}}},
 }
 
@@ -30,6 +31,17 @@ type Key struct{ table.Key }
 
 // Fact is a fact of this plane.
 type Fact = table.Fact[Key]
+
+// allows reports whether it is a chain that accepts what is of the current state.
+func (k Key) allows() bool {
+	return k.Kind == table.KindChain && strings.HasPrefix(k.Name, chainAllow+"-")
+}
+
+// lags reports whether it is an element that comes into force, or goes, after others of its transaction.
+func (k Key) lags() bool {
+	s := allSets[k.Name]
+	return k.Kind == table.KindElement && s.Interval && len(s.Data) > 0
+}
 
 // Rank implements dataplane.Key: decisions come before what leads to them, and the hooks last.
 func (k Key) Rank() int {
@@ -50,13 +62,13 @@ func (k Key) Foundation() bool { return k.Kind == table.KindTable }
 // proto is an IP family with the names of its sets and chains.
 type proto struct {
 	*table.Family
-	node, untranslated, unknown, subject, device, entry, ruleset, peer, ranges string
+	node, untranslated, unknown, subject, device, entry, admitted, ruleset, peer, ranges string
 }
 
 func protoFor(f *table.Family) *proto {
 	n := f.Name
 	return &proto{f, "node" + n, "untranslated" + n, "unknown" + n, "subject" + n, "device" + n, "entry" + n,
-		"ruleset" + n, "peer" + n, "range" + n}
+		"admitted" + n, "ruleset" + n, "peer" + n, "range" + n}
 }
 
 var protos = []*proto{protoFor(table.IPv4), protoFor(table.IPv6)}
@@ -71,6 +83,7 @@ func protoOf(a netip.Addr) *proto {
 
 // Names of the sets of both families.
 const (
+	setPod       = "pod"
 	setPort      = "port"
 	setPortSpan  = "portspan"
 	setDefault   = "default"
@@ -80,6 +93,7 @@ const (
 	setFamily    = "family-" // and the direction
 	setStages    = "stages-" // and the side
 	setMidstream = "midstream"
+	setCurrent   = "current"
 )
 
 // portKeyLength is the length of 0 · ruleset · protocol · port.
@@ -99,10 +113,12 @@ var allSets = func() map[string]nft.Set {
 		add(nft.Set{Name: p.subject, Key: address, Data: marks(1)})
 		add(nft.Set{Name: p.device, Key: address})
 		add(nft.Set{Name: p.entry, Key: []nft.Type{p.Type, nft.Device}})
+		add(nft.Set{Name: p.admitted, Key: []nft.Type{nft.Device, p.Type}, Interval: true})
 		add(nft.Set{Name: p.ruleset, Key: []nft.Type{nft.Mark, p.Type}, Data: marks(2)})
 		add(nft.Set{Name: p.peer, Key: address, Data: marks(2)})
 		add(nft.Set{Name: p.ranges, Key: address, Data: marks(2), Interval: true})
 	}
+	add(nft.Set{Name: setPod, Key: []nft.Type{nft.Device}})
 	add(nft.Set{Name: setPort, Key: []nft.Type{nft.Mark, nft.Mark, nft.Mark, nft.Proto, nft.Port}, Data: marks(2)})
 	add(nft.Set{Name: setPortSpan, Key: []nft.Type{nft.IntegerOf(portKeyLength)}, Data: marks(2), Interval: true})
 	add(nft.Set{Name: setDefault, Key: marks(4), Data: marks(2)})
@@ -110,6 +126,7 @@ var allSets = func() map[string]nft.Set {
 	add(nft.Set{Name: setDecision, Key: []nft.Type{nft.IPv6, nft.IPv6}, Data: marks(1)})
 	add(nft.Set{Name: setOtherwise, Key: marks(4), Data: marks(1)})
 	add(nft.Set{Name: setMidstream, Key: marks(1), Timeout: midstream})
+	add(nft.Set{Name: setCurrent, Key: marks(1)})
 	verdicts := []nft.Type{nft.Verdicts}
 	for _, d := range directions {
 		add(nft.Set{Name: setAct + d.String(), Key: marks(4), Data: verdicts})
@@ -123,11 +140,11 @@ var allSets = func() map[string]nft.Set {
 
 // setRanks are the ranks of sets' elements.
 var setRanks = func() map[string]int {
-	m := map[string]int{setDecision: 6, setOtherwise: 6, setPort: 7, setPortSpan: 7, setDefault: 7}
+	m := map[string]int{setDecision: 6, setOtherwise: 6, setPort: 7, setPortSpan: 7, setDefault: 7, setPod: 10}
 	for _, p := range protos {
 		m[p.node], m[p.untranslated], m[p.peer], m[p.ranges] = 4, 4, 8, 8
 		m[p.ruleset], m[p.subject], m[p.unknown] = 9, 10, 11
-		m[p.entry], m[p.device] = 9, 10
+		m[p.entry], m[p.admitted], m[p.device] = 9, 9, 10
 	}
 	for _, d := range directions {
 		m[setAct+d.String()], m[setFamily+d.String()] = 5, 9
@@ -176,6 +193,8 @@ func (p *Plane) Render(part model.PolicyPart) []Fact {
 	switch v := part.(type) {
 	case *model.PolicyNode:
 		return node(v)
+	case *model.Device:
+		return device(v)
 	case *model.Subject:
 		return subject(v)
 	case *model.Ruleset:
@@ -198,7 +217,7 @@ func otherwise(v *model.PeerTable) Fact {
 
 // node returns the table, its constant chains, and the addresses of the node.
 func node(v *model.PolicyNode) []Fact {
-	facts := append(declared.Frame(), chains()...)
+	facts := append(declared.Frame(), chains(v.Devices)...)
 	for _, d := range directions {
 		facts = append(facts, acts(d)...)
 	}
@@ -232,12 +251,30 @@ func disjoint(l []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
+// entryOf returns the fact that an address may come in by a device.
+func (p *proto) entryOf(a netip.Addr, device string) Fact {
+	return element(p.entry, append(a.AsSlice(), nft.InterfaceName(device, false)...), "")
+}
+
+// device returns what may come in by a pod's device.
+func device(v *model.Device) (facts []Fact) {
+	name := nft.InterfaceName(v.Name, false)
+	for _, r := range v.Sources {
+		p := protoOf(r.Addr())
+		if r.IsSingleIP() {
+			facts = append(facts, p.entryOf(r.Addr(), v.Name))
+		} else {
+			facts = append(facts, element(p.admitted, table.SourceRange(name, r), ""))
+		}
+	}
+	return append(facts, element(setPod, name, ""))
+}
+
 // subject returns a pod's address and its rulesets.
 func subject(v *model.Subject) (facts []Fact) {
 	p, addr := protoOf(v.Addr), v.Addr.AsSlice()
 	if v.Device != "" {
-		k := append(slices.Clone(addr), nft.InterfaceName(v.Device, false)...)
-		facts = append(facts, element(p.device, addr, ""), element(p.entry, k, ""))
+		facts = append(facts, element(p.device, addr, ""), p.entryOf(v.Addr, v.Device))
 	}
 	stages := uint32(0) // a bit for each stage that has a ruleset
 	for d, rulesets := range [...][model.PolicyStages]*model.Ruleset{model.Egress: v.Out, model.Ingress: v.In} {
@@ -284,16 +321,24 @@ func peer(v *model.Peer) Fact {
 	return element(p.ranges, append(first, v.Range.Last.AsSlice()...), to)
 }
 
-// acts returns what each decision of a direction comes to.
+// acts returns what each decision of a direction comes to, by stage: nothing comes after the last one's.
 func acts(d model.Direction) (facts []Fact) {
-	for decision, v := range map[model.Decision]nft.Verdict{
-		{Verdict: model.VerdictAccept}:               nft.Accept,
-		{Verdict: model.VerdictDrop}:                 nft.Goto(toward(chainDeny, d)),
-		{Verdict: model.VerdictNext}:                 nft.Return,
-		{Verdict: model.VerdictAccept, Report: true}: nft.Goto(toward(chainReportAccept, d)),
-		{Verdict: model.VerdictNext, Report: true}:   nft.Goto(toward(chainReportNext, d)),
-	} {
-		facts = append(facts, element(setAct+d.String(), key([]byte(code(decision))), v.String()))
+	allow, report := nft.Goto(toward(chainAllow, d)), nft.Goto(toward(chainReportAccept, d))
+	for stage := range model.PolicyStages {
+		next, reportNext := nft.Return, nft.Goto(toward(chainReportNext, d))
+		if stage == model.StageLast {
+			next, reportNext = allow, report
+		}
+		for decision, v := range map[model.Decision]nft.Verdict{
+			{Verdict: model.VerdictAccept}:               allow,
+			{Verdict: model.VerdictDrop}:                 nft.Goto(toward(chainDeny, d)),
+			{Verdict: model.VerdictNext}:                 next,
+			{Verdict: model.VerdictAccept, Report: true}: report,
+			{Verdict: model.VerdictNext, Report: true}:   reportNext,
+		} {
+			k := slices.Concat(word(0), []byte(code(decision)), word(uint32(stage)), word(0))
+			facts = append(facts, element(setAct+d.String(), k, v.String()))
+		}
 	}
 	return facts
 }

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"slices"
 
 	"fairlead.dev/fairlead/dataplane"
 	table "fairlead.dev/fairlead/dataplane/nft"
@@ -14,6 +15,8 @@ import (
 type Plane struct {
 	conn  *nft.Conn
 	table *table.Table[Key] // declared, owned where the kernel supports that
+	// the chains there that accept what is of the current state
+	allows []string
 }
 
 var (
@@ -39,7 +42,7 @@ func New() (*Plane, error) {
 	if supported {
 		t.Flags = flags
 	}
-	return &Plane{conn, &t}, nil
+	return &Plane{conn: conn, table: &t}, nil
 }
 
 // Close closes the plane's handles. The kernel keeps what was written.
@@ -50,12 +53,54 @@ func (p *Plane) Read(context.Context) ([]Fact, error) {
 	if err := p.conn.Mark(); err != nil {
 		return nil, err
 	}
-	return p.table.Read(p.conn, nil)
+	facts, err := p.table.Read(p.conn, nil)
+	if p.allows = allowing(nil, facts); err != nil || len(p.allows) == 0 {
+		return facts, err
+	}
+	states, err := p.conn.ElementsOf(Table, allSets[setCurrent])
+	if len(states) != 1 { // a Write was ended halfway: another one completes it
+		facts = slices.DeleteFunc(facts, func(f Fact) bool { return f.Key.allows() })
+	}
+	return facts, err
 }
 
-// Write implements dataplane.Plane: one transaction.
+// allowing adds the chains among facts that accept what is of the current state.
+func allowing(l []string, facts []Fact) []string {
+	for _, f := range facts {
+		if f.Key.allows() && !slices.Contains(l, f.Key.Name) {
+			l = append(l, f.Key.Name)
+		}
+	}
+	return l
+}
+
+// Write implements dataplane.Plane: one transaction, and where it changes ranges that lead to something another one.
+// The kernel has packets find those only once all else is in force (nft_set_commit_update() in nf_tables_commit()):
+// until the second, which begins then, no new connection is accepted by an evaluation.
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
-	return p.table.Write(p.conn, put, del)
+	chains := p.allows
+	if slices.ContainsFunc(del, func(f Fact) bool { return f.Key.Kind == table.KindTable }) {
+		chains = nil
+	}
+	chains = allowing(slices.Clip(chains), put)
+	t := *p.table
+	if len(chains) > 0 {
+		t.Besides = func(tx *nft.Tx) { renumber(tx, chains) }
+	}
+	last := t
+	lags := func(f Fact) bool { return f.Key.lags() }
+	twice := len(chains) > 0 && (slices.ContainsFunc(put, lags) || slices.ContainsFunc(del, lags))
+	if twice {
+		t.Besides = suspend
+	}
+	err := t.Write(p.conn, put, del)
+	if err == nil && twice {
+		err = last.Write(p.conn, nil, nil)
+	}
+	if err == nil {
+		p.allows = chains
+	}
+	return err
 }
 
 // Check implements dataplane.Checker.
@@ -67,7 +112,7 @@ func (p *Plane) Check(_ context.Context, put, del []Fact) error {
 // chains were written. It may be called at any time.
 func (p *Plane) Packets() (denied, audited uint64, err error) {
 	counters, err := p.conn.Counters(Table)
-	return counters[chainDeny] + counters[chainForged], counters[chainReportAccept] + counters[chainReportNext], err
+	return counters[chainDeny] + counters[chainForged], counters[chainReport], err
 }
 
 // Watch implements dataplane.Watcher.

@@ -86,7 +86,8 @@ func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	}
 }
 
-// TestTableOfLayout5IsReplaced has it replaced in one transaction, so that no packet passes in between.
+// TestTableOfLayout5IsReplaced has it replaced in one transaction, so that no packet passes in between. The second has
+// the ranges in force.
 func TestTableOfLayout5IsReplaced(t *testing.T) {
 	n := policytest.Bare(t)
 	p := open(n)
@@ -103,7 +104,7 @@ func TestTableOfLayout5IsReplaced(t *testing.T) {
 	n.Must(err)
 	n.Must(p.Write(t.Context(), slices.Collect(maps.Values(wanted)), held))
 	after, err := p.conn.Generation()
-	if n.Must(err); after != before+1 {
+	if n.Must(err); after != before+2 {
 		t.Errorf("%d transactions", after-before)
 	}
 	if missing, extra := policytest.Read(t, p, wanted); len(missing)+len(extra) > 0 {
@@ -195,4 +196,35 @@ func TestLabelChangeTouchesItsPeerOnly(t *testing.T) {
 		t.Errorf("put %v, del %v: want two peers and a decision gone", put, del)
 	}
 	policytest.Move(t, p, before, after)
+}
+
+// TestWriteEndedHalfwayIsCompleted has no state be the current one, as between the two transactions of a Write that
+// changes ranges: nothing new is accepted then, Read says what lacks, and writing that completes it.
+func TestWriteEndedHalfwayIsCompleted(t *testing.T) {
+	n := policytest.NewNetwork(t)
+	p := open(n)
+	_, objects := policytest.Worlds(t)
+	wanted := policytest.Facts(t, p, policytest.Decide(objects["ip-block.yaml"]).Parts())
+	policytest.Move(t, p, nil, wanted)
+	allowed := n.Packet(policytest.Behind[2][0], policytest.Behind[0][0], policytest.Served[0])
+	if !n.Passes(allowed, true) {
+		t.Fatal("it isn't allowed")
+	}
+	var tx kernel.Tx
+	suspend(&tx)
+	n.Must(p.conn.Commit(&tx))
+	if n.Passes(n.Packet(policytest.Behind[2][0], policytest.Behind[0][0], policytest.Served[0]), false) {
+		t.Error("a new connection passes")
+	}
+	missing, extra := policytest.Read(t, p, wanted)
+	if len(missing) != 2 || len(extra) != 0 {
+		t.Errorf("missing %v, extra %v", missing, extra)
+	}
+	n.Must(p.Write(t.Context(), missing, nil))
+	if missing, extra := policytest.Read(t, p, wanted); len(missing)+len(extra) > 0 {
+		t.Errorf("afterwards: missing %v, extra %v", missing, extra)
+	}
+	if !n.Passes(n.Packet(policytest.Behind[2][0], policytest.Behind[0][0], policytest.Served[0]), true) {
+		t.Error("nothing passes afterwards")
+	}
 }

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -35,12 +36,21 @@ const midstream = time.Minute
 // The chains of both families that end an evaluation. Exempt, deny and the reports have one of each direction besides,
 // that leads there: see toward.
 const (
+	chainAllow        = "allow"
 	chainCut          = "cut"
 	chainDeny         = "deny"
 	chainExempt       = "exempt"
 	chainForged       = "forged"
+	chainReport       = "report"
 	chainReportAccept = "report-accept"
 	chainReportNext   = "report-next"
+)
+
+// The chains for what comes in by a pod's device, and, with the name of a family, for what comes in by a device for
+// which no entry has its source: there while there are such devices.
+const (
+	chainSources   = "sources"
+	chainElsewhere = "elsewhere"
 )
 
 // hooks reports which chains see packets by themselves, all between the translation of destinations and that of
@@ -64,17 +74,19 @@ func chainRank(name string) int {
 	switch {
 	case hooks[name] != nil:
 		return 10
+	case strings.HasPrefix(name, chainAllow+"-"):
+		return 2
 	case strings.Contains(name, "-pod"):
 		return 7
 	case strings.HasSuffix(name, "-admin"), strings.HasSuffix(name, "-last"):
 		return 6
-	case strings.HasSuffix(name, "-peer"), strings.HasSuffix(name, "-range"):
+	case strings.HasSuffix(name, "-peer"), strings.HasSuffix(name, "-range"), strings.HasPrefix(name, chainElsewhere):
 		return 5
-	case strings.HasSuffix(name, "gress") && !strings.HasPrefix(name, chainExempt), name == chainForged:
+	case strings.HasSuffix(name, "gress") && !strings.HasPrefix(name, chainExempt):
 		return 4
-	case strings.HasPrefix(name, chainExempt+"-"):
+	case strings.HasPrefix(name, chainExempt+"-"), name == chainSources:
 		return 3
-	case name == chainExempt, name == chainDeny, name == chainCut, strings.HasPrefix(name, "report-"):
+	case name == chainExempt, name == chainDeny, name == chainForged, name == chainCut, name == chainReport:
 		return 2
 	}
 	return 8
@@ -103,6 +115,9 @@ func sides() (l []side) {
 // String returns egress4, ingress4, egress6 or ingress6.
 func (s side) String() string { return s.direction.String() + s.Name }
 
+// elsewhere names the chain for what comes in by a device for which no entry has its source.
+func (s side) elsewhere() string { return chainElsewhere + s.Name }
+
 // stage is one stage of a side.
 type stage struct {
 	side
@@ -115,41 +130,69 @@ func (s side) stage(i int) stage {
 	return stage{s, stageNumber(s.direction, i), s.String() + name}
 }
 
-// chains returns the constant chains, and the maps that lead to them.
-func chains() []Fact {
+// chains returns the constant chains, and the maps that lead to them. devices: what comes in by pods' own is checked.
+func chains(devices bool) []Fact {
 	log := func(prefix string) []nft.Expr {
 		return nft.Exprs(nft.Counter(), nft.Limit(logRate, logBurst), nft.Log(LogGroup, prefix, logLength))
 	}
 	do := func(v nft.Verdict) []nft.Expr { return nft.Exprs(nft.Do(v)) }
 	ends := map[string][][]nft.Expr{
-		chainDeny:         {log(PrefixDeny), do(nft.DropIt)},
-		chainReportAccept: {log(PrefixAudit), do(nft.Accept)},
-		chainReportNext:   {log(PrefixAudit), do(nft.Return)},
+		chainDeny:   {log(PrefixDeny), do(nft.DropIt)},
+		chainReport: {log(PrefixAudit)},
 	}
 	facts := []Fact{
 		declared.Chain(chainExempt, [][]nft.Expr{discovery(), running()}),
-		declared.Chain(chainForged, [][]nft.Expr{do(nft.Jump(chainExempt)), log(PrefixForged), do(nft.DropIt)}),
+		declared.Chain(chainForged, [][]nft.Expr{log(PrefixForged), do(nft.DropIt)}),
+		declared.Chain(toward(chainForged, model.Egress), [][]nft.Expr{do(nft.Jump(chainExempt)), do(nft.Goto(chainForged))}),
 	}
 	for name, rules := range ends {
 		facts = append(facts, declared.Chain(name, rules))
 	}
 	for _, d := range directions {
-		facts = append(facts, declared.Chain(toward(chainExempt, d), exempt(d)))
-		for name := range ends {
-			rules := [][]nft.Expr{do(nft.Jump(toward(chainExempt, d))), do(nft.Goto(name))}
-			facts = append(facts, declared.Chain(toward(name, d), rules))
-		}
+		exempted, report := do(nft.Jump(toward(chainExempt, d))), nft.Jump(chainReport)
+		facts = append(facts, declared.Chain(toward(chainExempt, d), exempt(d)),
+			declared.Chain(toward(chainAllow, d), allow(0)),
+			declared.Chain(toward(chainDeny, d), [][]nft.Expr{exempted, do(nft.Goto(chainDeny))}),
+			declared.Chain(toward(chainReportNext, d), [][]nft.Expr{exempted, do(report)}),
+			declared.Chain(toward(chainReportAccept, d), [][]nft.Expr{exempted, do(report),
+				do(nft.Goto(toward(chainAllow, d)))}))
 	}
 	for name := range hooks {
 		if !isCut(name) {
-			facts = append(facts, declared.Chain(name, [][]nft.Expr{first(name)}))
+			facts = append(facts, declared.Chain(name, first(name, devices)))
 		}
 	}
 	for _, s := range sides() {
-		facts = append(facts, s.chains()...)
+		facts = append(facts, s.chains(devices)...)
+	}
+	if devices {
+		facts = append(facts, sources())
 	}
 	return facts
 }
+
+// allow returns the rules of a chain that accepts what was evaluated by one state of the sets, of a number. Rules are
+// those of when the packet met its first one, sets are always the current ones (net/netfilter: nft_do_chain() reads
+// gencursor once, and each lookup again): a packet whose evaluation began before a transaction and ended after it holds
+// the number of the former, and is dropped.
+func allow(state uint32) [][]nft.Expr {
+	return [][]nft.Expr{nft.Exprs(nft.Load(nft.R(0), word(state)), nft.Member(setCurrent, nft.R(0)), nft.Do(nft.Accept)),
+		nft.Exprs(nft.Do(nft.DropIt))}
+}
+
+// renumber has the state that a transaction leads to be of a number of its own, for chains that accept what is of it.
+func renumber(tx *nft.Tx, chains []string) {
+	state := rand.Uint32()
+	tx.FlushSet(Table, setCurrent)
+	tx.AddElements(Table, setCurrent, []nft.Element{{Key: string(word(state))}})
+	for _, chain := range chains {
+		tx.Flush(Table, chain)
+		tx.AddRules(Table, chain, nft.Digest(nil, allow(0)), allow(state)) // the chain's fact is of any state
+	}
+}
+
+// suspend has no state be the current one, so that no evaluation accepts anything.
+func suspend(tx *nft.Tx) { tx.FlushSet(Table, setCurrent) }
 
 // cuts returns the chains that end the connections whose mark has a bit. What is related passes: errors, and the resets
 // that the kernel answers with.
@@ -168,6 +211,37 @@ func cuts(bit uint32) []Fact {
 	return facts
 }
 
+// sources returns the chain that drops what comes in by a pod's device from another address than those that may. What
+// IPv6 sends by itself, to groups on the link, is not reported.
+func sources() Fact {
+	var rules [][]nft.Expr
+	for _, p := range protos {
+		rules = append(rules, nft.Join(p.Is(), nft.Exprs(p.Address(p.Src, 0), nft.Meta(nft.MetaIIFName, nft.R(p.Words)),
+			nft.Member(p.entry, nft.R(0)), nft.Do(nft.Return))))
+	}
+	for _, p := range protos {
+		rules = append(rules, nft.Join(p.Is(), nft.Exprs(nft.Meta(nft.MetaIIFName, nft.R(0)),
+			p.Address(p.Src, deviceWords), nft.Member(p.admitted, nft.R(0)), nft.Do(nft.Return))))
+	}
+	six := table.IPv6
+	toGroup := nft.Exprs(nft.Payload(nft.NetworkHeader, six.Dst, 1, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), []byte{0xff}),
+		nft.Do(nft.DropIt))
+	linkLocal := nft.Exprs(nft.Payload(nft.NetworkHeader, six.Src, 4, nft.R(0)),
+		nft.And(nft.R(0), nft.R(0), []byte{0xff, 0xc0, 0, 0}), nft.Cmp(nft.Eq, nft.R(0), []byte{0xfe, 0x80, 0, 0}))
+	none := nft.Exprs(six.Address(six.Src, 0), nft.Cmp(nft.Eq, nft.R(0), six.Any.AsSlice()))
+	rules = append(rules, discovery(), nft.Join(six.Is(), linkLocal, toGroup), nft.Join(six.Is(), none, toGroup),
+		nft.Exprs(nft.Do(nft.Goto(chainForged))))
+	return declared.Chain(chainSources, rules)
+}
+
+// fromPod leads to the chain for sources what comes in by a pod's device.
+func fromPod() []nft.Expr {
+	return nft.Exprs(nft.Meta(nft.MetaIIFName, nft.R(0)), nft.Member(setPod, nft.R(0)), nft.Do(nft.Jump(chainSources)))
+}
+
+// deviceWords is how many registers a device's name takes.
+const deviceWords = 4
+
 // running accepts TCP packets of connections that began before they were tracked, for a while.
 func running() []nft.Expr {
 	const flags, fin, syn, rst, ack = 13, 1, 2, 4, 16 // the offset in TCP's header, and bits there
@@ -176,17 +250,23 @@ func running() []nft.Expr {
 		nft.Load(nft.R(0), word(0)), nft.Member(setMidstream, nft.R(0)), nft.Do(nft.Accept)))
 }
 
-// first returns the rule of a chain at a hook: it leads to the side of packets that are neither answers nor related
-// errors.
-func first(name string) []nft.Expr {
+// first returns the rules of a chain at a hook. The first one leads to the side of packets that are neither answers nor
+// related errors. Of others that come in, sources are checked here, but of TCP: who sends as an end of an open
+// connection has to know its sequence numbers.
+func first(name string, devices bool) [][]nft.Expr {
 	d := model.Egress
 	if strings.HasSuffix(name, model.Ingress.String()) {
 		d = model.Ingress
 	}
 	known := word(nft.StateEstablished | nft.StateRelated)
-	return nft.Exprs(nft.Ct(nft.CtState, nft.R(0)), nft.And(nft.R(0), nft.R(0), known),
+	rules := [][]nft.Expr{nft.Exprs(nft.Ct(nft.CtState, nft.R(0)), nft.And(nft.R(0), nft.R(0), known),
 		nft.Cmp(nft.Eq, nft.R(0), make([]byte, 4)), nft.Meta(nft.MetaNFProto, nft.R(0)),
-		nft.VMap(setFamily+d.String(), nft.R(0)))
+		nft.VMap(setFamily+d.String(), nft.R(0)))}
+	if devices && d == model.Egress && hooks[name].Number != unix.NF_INET_LOCAL_OUT {
+		notTCP := nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Cmp(nft.Neq, nft.R(0), []byte{unix.IPPROTO_TCP}))
+		rules = append(rules, nft.Join(notTCP, fromPod()))
+	}
+	return rules
 }
 
 // discovery accepts neighbour discovery, which has the highest hop limit: it was not routed.
@@ -230,11 +310,19 @@ func toProxy() []nft.Expr {
 		nft.Meta(nft.MetaOIFName, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), nft.InterfaceName(model.ProxyDevice, false)))
 }
 
-// forged leads to the chain of that name what has the source of a pod with a known device and comes in by another.
+// forged leads to the chain for it what has the source of a pod with a known device and comes in by another.
 func (p *proto) forged() []nft.Expr {
 	return nft.Join(p.member(p.device, p.Src), nft.Exprs(
 		nft.Meta(nft.MetaIIF, nft.R(p.Words)), nft.Cmp(nft.Neq, nft.R(p.Words), word(0)),
-		nft.Meta(nft.MetaIIFName, nft.R(p.Words)), nft.NotMember(p.entry, nft.R(0)), nft.Do(nft.Goto(chainForged))))
+		nft.Meta(nft.MetaIIFName, nft.R(p.Words)), nft.NotMember(p.entry, nft.R(0)),
+		nft.Do(nft.Goto(toward(chainForged, model.Egress)))))
+}
+
+// noEntry leads to a chain what comes in by a device for which no entry has its source.
+func (p *proto) noEntry(chain string) []nft.Expr {
+	return nft.Exprs(p.Address(p.Src, 0), nft.Meta(nft.MetaIIF, nft.R(p.Words)),
+		nft.Cmp(nft.Neq, nft.R(p.Words), word(0)), nft.Meta(nft.MetaIIFName, nft.R(p.Words)),
+		nft.NotMember(p.entry, nft.R(0)), nft.Do(nft.Jump(chain)))
 }
 
 // ofNode goes on only if the packet is of the node itself: from one of its addresses, by no device or by loopback,
@@ -250,38 +338,47 @@ func (p *proto) member(set string, offset uint32) []nft.Expr {
 	return nft.Exprs(p.Address(offset, 0), nft.Member(set, nft.R(0)))
 }
 
-// chains returns the side's chains and what leads to them.
-func (s side) chains() []Fact {
+// chains returns the side's chains and what leads to them. devices: what comes in by pods' own is checked.
+func (s side) chains(devices bool) []Fact {
+	rules := [][]nft.Expr{nft.Exprs(s.Address(s.own, 0), nft.Clear(nft.R(work)),
+		nft.Map(s.subject, nft.R(0), nft.R(work+1)), nft.VMap(setStages+s.String(), nft.R(work)))}
+	if devices = devices && s.direction == model.Egress; devices {
+		rules = append(rules, fromPod())
+	}
 	denied := nft.Goto(toward(chainDeny, s.direction))
 	facts := []Fact{
 		element(setFamily+s.direction.String(), []byte{s.Number, 0, 0, 0}, nft.Goto(s.String()).String()),
-		declared.Chain(s.String(), [][]nft.Expr{
-			nft.Exprs(s.Address(s.own, 0), nft.Clear(nft.R(work)), nft.Map(s.subject, nft.R(0), nft.R(work+1)),
-				nft.VMap(setStages+s.String(), nft.R(work))),
-			nft.Join(s.member(s.unknown, s.own), nft.Exprs(nft.Do(denied))),
-		}),
+		declared.Chain(s.String(), append(rules, nft.Join(s.member(s.unknown, s.own), nft.Exprs(nft.Do(denied))))),
+	}
+	if devices {
+		facts = append(facts, declared.Chain(s.elsewhere(), [][]nft.Expr{s.forged(), fromPod()}))
 	}
 	admin, last := s.stage(model.StageAdmin), s.stage(model.StageLast)
 	for _, stages := range [][]stage{nil, {admin}, {last}, {admin, last}} {
-		facts = append(facts, s.pods(stages)...)
+		facts = append(facts, s.pods(stages, devices)...)
 	}
 	return append(facts, append(admin.chains(), last.chains()...)...)
 }
 
 // pods returns what leads to the evaluation of pods with rulesets of these stages, in a chain of its own where that
 // takes more than a verdict.
-func (s side) pods(stages []stage) (facts []Fact) {
+func (s side) pods(stages []stage, devices bool) (facts []Fact) {
 	name, code, enter := s.String()+"-pod", uint32(0), nft.Accept
 	var rules [][]nft.Expr
-	if s.direction == model.Egress {
+	if devices {
+		rules = append(rules, s.noEntry(s.elsewhere()))
+	} else if s.direction == model.Egress {
 		rules = append(rules, s.forged())
 	}
-	for i, st := range stages {
+	for _, st := range stages {
 		name, code = name+strings.TrimPrefix(st.name, s.String()), code|1<<st.number
-		if enter = nft.Goto(st.name); i < len(stages)-1 {
+		if enter = nft.Goto(st.name); !st.last() {
 			enter = nft.Jump(st.name)
 		}
 		rules = append(rules, nft.Exprs(nft.Do(enter)))
+	}
+	if enter.Code == nft.Jump("").Code { // there is no last stage
+		rules = append(rules, nft.Exprs(nft.Do(nft.Goto(toward(chainAllow, s.direction)))))
 	}
 	if len(rules) > 1 || s.direction == model.Egress {
 		enter, facts = nft.Goto(name), append(facts, declared.Chain(name, rules))
@@ -311,6 +408,9 @@ func (s stage) rulesetOf(dst, tmp int) []nft.Expr {
 	return nft.Exprs(nft.Load(nft.R(tmp), word(s.number)), s.Address(s.own, tmp+1),
 		nft.Map(s.ruleset, nft.R(tmp), nft.R(dst)))
 }
+
+// last reports whether it is the direction's last one.
+func (s stage) last() bool { return s.number%model.PolicyStages == model.StageLast }
 
 // chains returns the stage's chains.
 func (s stage) chains() []Fact {
@@ -350,7 +450,7 @@ func (s stage) decide(identities string) (rules [][]nft.Expr) {
 }
 
 // act does what the decision says that a set has, or ends the rule.
-func (s side) act(set string) []nft.Expr {
+func (s stage) act(set string) []nft.Expr {
 	return nft.Exprs(nft.Clear(nft.R(work)), nft.Map(set, nft.R(zero), nft.R(work+1)),
-		nft.VMap(setAct+s.direction.String(), nft.R(work)))
+		nft.Load(nft.R(work+2), word(s.number%model.PolicyStages)), nft.VMap(setAct+s.direction.String(), nft.R(work)))
 }

@@ -4,11 +4,9 @@ package policytest
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -197,38 +195,15 @@ func (n *Network) Packets(r *rand.Rand, count int) (l []verdict.Packet) {
 	return l
 }
 
-// Ping sends an echo request and reports whether it is answered.
-func (n *Network) Ping(src, dst netip.Addr, wait time.Duration) (answered bool) {
-	network, kind, reply := "ip4:icmp", byte(8), byte(0)
-	if dst.Is6() {
-		network, kind, reply = "ip6:ipv6-icmp", 128, 129
+// Ping sends an echo request of an ID of its own and reports whether it is answered.
+func (n *Network) Ping(src, dst netip.Addr, wait time.Duration) bool {
+	ctx, cancel := context.WithTimeout(n.Context(), wait)
+	defer cancel()
+	err := n.Of[src].Do(func() error { return echo.Ping(ctx, dst, netip.AddrPortFrom(src, uint16(n.port.Add(1)))) })
+	if err != nil && !errors.Is(err, echo.Timeout) && !errors.Is(err, unix.EPERM) {
+		n.Error(err)
 	}
-	n.Must(n.Of[src].Do(func() error {
-		c, err := net.DialIP(network, &net.IPAddr{IP: src.AsSlice()}, &net.IPAddr{IP: dst.AsSlice()})
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		id := uint16(n.port.Add(1)) // not that of a known connection
-		request := []byte{kind, 0, 0, 0, byte(id >> 8), byte(id), 0, 0}
-		if dst.Is4() {
-			binary.BigEndian.PutUint16(request[2:], ^(uint16(kind)<<8 + id))
-		}
-		if _, err := c.Write(request); err != nil {
-			return err
-		}
-		c.SetReadDeadline(time.Now().Add(wait))
-		for b := make([]byte, 200); ; {
-			k, _, err := c.ReadFrom(b)
-			if err != nil {
-				return nil
-			}
-			if answered = k > 0 && b[0] == reply; answered {
-				return nil
-			}
-		}
-	}))
-	return answered
+	return err == nil
 }
 
 // Forge sends a packet to an address by the namespace of another one than its source's, which may drop it.

@@ -66,9 +66,12 @@ func (s Suite[K]) Run(t *testing.T) {
 	t.Run("DenialsAndAuditsAreLogged", s.logged)
 	t.Run("ManyPoliciesAreOneRuleset", s.many)
 	t.Run("ForgedSourcesAreDropped", s.forged)
+	t.Run("PodsDevicesAdmitTheirAddressesAlone", s.Sources)
+	t.Run("PodsDevicesAdmitNothingOfOthersConnections", s.Injections)
 	t.Run("ForwardedToTheProxyIsDelivered", s.proxied)
 	t.Run("AddressOfNodeAndPodIsTheNodes", s.both)
 	t.Run("RefusedFactsFailClosed", s.refused)
+	t.Run("ChangesOpenNothing", s.changes)
 	if s.Cuts {
 		t.Run("MarkedConnectionsAreCut", s.cut)
 	}
@@ -100,7 +103,7 @@ func (n *Network) judge(name string, s *model.Policies, packets []verdict.Packet
 	for _, p := range packets {
 		wg.Go(func() {
 			o := verdict.Policy(s, p)
-			if Untranslated(s.Node, p.Dst.Addr()) && !forges(s, p) {
+			if Untranslated(s.Node, p.Dst.Addr()) && !verdict.Forged(s, p) {
 				o.Verdict, o.Reason = model.VerdictAccept, "delivered to the node before its translation"
 			}
 			fates[o.Verdict].Add(1)
@@ -111,12 +114,6 @@ func (n *Network) judge(name string, s *model.Policies, packets []verdict.Packet
 	}
 	wg.Wait()
 	return fates[model.VerdictAccept].Load(), fates[model.VerdictDrop].Load()
-}
-
-// forges reports whether p has the source of a pod and comes in by another device than the pod's.
-func forges(s *model.Policies, p verdict.Packet) bool {
-	pod := s.Subjects[p.Src.Addr()]
-	return pod != nil && pod.Device != "" && p.In != pod.Device
 }
 
 // Untranslated reports whether a is evaluated only after translation. All such addresses here are the node's.

@@ -62,6 +62,9 @@ func (d *Decided) Apply(objects ...source.Object) model.Change[model.PolicyPart]
 // Parts returns all parts.
 func (d *Decided) Parts() []model.PolicyPart {
 	l := []model.PolicyPart{d.Now.Node}
+	for _, v := range d.Now.Devices {
+		l = append(l, v)
+	}
 	for _, v := range d.Now.Subjects {
 		l = append(l, v)
 	}
@@ -133,7 +136,7 @@ func Addresses(texts ...string) (l []netip.Addr) {
 func Everything() (l []model.PolicyPart) {
 	a, pre := netip.MustParseAddr, netip.MustParsePrefix
 	l = append(l, &model.PolicyNode{Addresses: Addresses("192.168.0.1", "fd99::1"), Unknown: model.VerdictDrop,
-		Pods:    []netip.Prefix{pre("10.0.0.0/9"), pre("10.0.1.0/24"), pre("fd00:1::/64"), pre("fd00:1::/65")},
+		Devices: true, Pods: []netip.Prefix{pre("10.0.0.0/9"), pre("10.0.1.0/24"), pre("fd00:1::/64"), pre("fd00:1::/65")},
 		PreDNAT: []netip.Prefix{pre("10.96.0.0/12"), pre("0.0.0.0/32"), pre("255.255.255.255/32"), pre("fd96::/112")}})
 	id := uint64(1 << 60)
 	next := func() uint64 { id++; return id }
@@ -160,7 +163,11 @@ func Everything() (l []model.PolicyPart) {
 		&model.Subject{Addr: a("10.0.1.2"), Out: [2]*model.Ruleset{ports, whole}, In: [2]*model.Ruleset{whole, nil}},
 		&model.Subject{Addr: a("fd00:1::2"), In: [2]*model.Ruleset{nil, ports}},
 		&model.Subject{Addr: a("fd00:1::3"), Device: "pod3"},
-		&model.Subject{Addr: a("10.0.1.3"), Device: "a-name-of-15-ch"})
+		&model.Subject{Addr: a("10.0.1.3"), Device: "a-name-of-15-ch"},
+		&model.Device{Name: "pod3", Sources: []netip.Prefix{pre("fd00:1::3/128")}},
+		&model.Device{Name: "pod4", Pod: "shop/client", Sources: []netip.Prefix{pre("0.0.0.0/0"), pre("::/0")}},
+		&model.Device{Name: "a-name-of-15-ch", Pod: "shop/db", Sources: []netip.Prefix{pre("10.0.1.3/32"),
+			pre("203.0.113.0/25"), pre("203.0.113.129/32"), pre("203.0.113.130/31"), pre("2001:db8:9::/64")}})
 	for _, r := range []string{"0.0.0.0-9.255.255.255", "10.0.0.0-10.0.1.0", "10.0.1.1-10.0.1.7", "10.0.1.2-10.0.1.2",
 		"128.0.0.0-255.255.255.255", "::-fcff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fd00:1::2-fd00:1::2",
 		"fd00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"} {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
@@ -231,7 +232,7 @@ func perRun(b *testing.B, links string, f func(), unit string) {
 }
 
 func connect4(links string) (r bpf.Run) {
-	runs, _ := bpf.Runs(links, "")
+	runs, _ := service.Runs(links)
 	for _, r = range runs {
 		if r.Hook == "connect4" {
 			return r

@@ -8,16 +8,18 @@ import (
 	"path/filepath"
 	"sync/atomic"
 
-	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/bpf/device"
+	"fairlead.dev/fairlead/bpf/service"
+	serviceplane "fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
 // What the programs report and count, and which of it is wanted.
 type (
-	Event        = bpf.Event
-	Filter       = bpf.Filter
-	PacketCounts = bpf.PacketCounts
+	Event        = service.Event
+	Filter       = service.Filter
+	PacketCounts = device.PacketCounts
 )
 
 // errNoPrograms is the error where no programs are attached.
@@ -27,11 +29,11 @@ var errNoPrograms = errors.New(
 )
 
 // withMaps calls f with the maps as they are, which others may write meanwhile.
-func (p *Plane) withMaps(f func(*bpf.Maps) error) error {
+func (p *Plane) withMaps(f func(*device.Maps) error) error {
 	if _, err := os.Stat(p.linksFolder()); err != nil {
 		return errNoPrograms
 	}
-	m, err := bpf.OpenMaps(p.mapsFolder(), p.Sizes)
+	m, err := device.OpenMaps(p.mapsFolder(), p.Sizes)
 	if bpf.Absent(err) {
 		return errNoPrograms
 	}
@@ -43,12 +45,12 @@ func (p *Plane) withMaps(f func(*bpf.Maps) error) error {
 
 // Counts returns the counts of all pools held, by ID: none where nothing is in the kernel. It may be called at any
 // time.
-func (p *Plane) Counts() (counts map[uint64]service.Count, err error) {
-	err = p.withMaps(func(m *bpf.Maps) error {
-		counts = map[uint64]service.Count{}
+func (p *Plane) Counts() (counts map[uint64]serviceplane.Count, err error) {
+	err = p.withMaps(func(m *device.Maps) error {
+		counts = map[uint64]serviceplane.Count{}
 		for i := range m.Pools {
 			if pool := &m.Pools[i]; atomic.LoadUint32(&pool.Extent) != 0 {
-				counts[pool.Id] = service.Count{Connections: atomic.LoadUint64(&pool.Connections),
+				counts[pool.Id] = serviceplane.Count{Connections: atomic.LoadUint64(&pool.Connections),
 					Refused: atomic.LoadUint64(&pool.Refused)}
 			}
 		}
@@ -63,7 +65,7 @@ func (p *Plane) Counts() (counts map[uint64]service.Count, err error) {
 // Trace calls yield with each connect() and first datagram to a frontend until ctx ends, and returns the number of
 // lost events.
 func (p *Plane) Trace(ctx context.Context, f Filter, yield func(Event)) (lost uint64, err error) {
-	err = p.withMaps(func(m *bpf.Maps) (err error) {
+	err = p.withMaps(func(m *device.Maps) (err error) {
 		lost, err = m.Trace(ctx, f, yield)
 		return err
 	})
@@ -91,22 +93,27 @@ func Runs() ([]bpf.Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	return bpf.Runs(filepath.Join(folder, linksName), filepath.Join(folder, devicesName))
+	runs, err := service.Runs(filepath.Join(folder, linksName))
+	if err != nil {
+		return nil, err
+	}
+	packets, err := device.Runs(filepath.Join(folder, devicesName))
+	return append(runs, packets...), err
 }
 
 // Packets returns what became of packets at the node's devices; nil where nothing is in the kernel. It may be called at
 // any time.
-func (p *Plane) Packets() (l []service.Outcome, err error) {
+func (p *Plane) Packets() (l []serviceplane.Outcome, err error) {
 	c, err := p.PacketCounts()
 	if c != nil {
-		c.Each(func(name string, n uint64) { l = append(l, service.Outcome{Name: name, Packets: n}) })
+		c.Each(func(name string, n uint64) { l = append(l, serviceplane.Outcome{Name: name, Packets: n}) })
 	}
 	return l, err
 }
 
 // PacketCounts returns what Packets returns, as numbers.
 func (p *Plane) PacketCounts() (counts *PacketCounts, err error) {
-	err = p.withMaps(func(m *bpf.Maps) error {
+	err = p.withMaps(func(m *device.Maps) error {
 		c, err := m.PacketCounts()
 		counts = &c
 		return err

@@ -15,8 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/bpf/device"
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/device"
+	deviceplane "fairlead.dev/fairlead/dataplane/device"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netlink"
@@ -37,37 +39,37 @@ func Leaves(f *model.Frontend) bool {
 
 // devices is the part of the plane that is about the node's devices: the programs for packets, and their attachments.
 type devices struct {
-	attachments *device.Plane
+	attachments *deviceplane.Plane
 	ns          *netns.Namespace // the node's
 	conn        *link.Conn
 	folder      string // of the plane
-	sizes       bpf.Sizes
-	maps        string                       // the folder of the maps that the programs work on
-	digests     map[bpf.DeviceOptions]string // of the programs with each of their options
-	fastPath    bool                         // packets to pods may bypass the host stack
-	podNetwork  bool                         // Options.PodNetwork
+	sizes       service.Sizes
+	maps        string                    // the folder of the maps that the programs work on
+	digests     map[device.Options]string // of the programs with each of their options
+	fastPath    bool                      // packets to pods may bypass the host stack
+	podNetwork  bool                      // Options.PodNetwork
 
 	mu      sync.Mutex
-	loaded  bool                  // the programs are as wanted, unless others changed that
-	options bpf.DeviceOptions     // of those that are loaded
-	wanted  map[device.Key]string // attachments that were read or written
+	loaded  bool                       // the programs are as wanted, unless others changed that
+	options device.Options             // of those that are loaded
+	wanted  map[deviceplane.Key]string // attachments that were read or written
 }
 
 // openDevices opens that part of a plane in the calling thread's network namespace.
 func openDevices(p *Plane) (*devices, error) {
-	digests := map[bpf.DeviceOptions]string{}
+	digests := map[device.Options]string{}
 	for _, direct := range []bool{false, true} {
 		o := p.deviceOptions(direct)
-		digest, err := bpf.DeviceDigest(p.Sizes, o)
+		digest, err := device.Digest(p.Sizes, o)
 		if err != nil {
 			return nil, err
 		}
 		digests[o] = digest
 	}
 	d := &devices{folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests,
-		fastPath: !p.NoFastPath && !bpf.Preempts(), podNetwork: p.PodNetwork, wanted: map[device.Key]string{}}
+		fastPath: !p.NoFastPath && !bpf.Preempts(), podNetwork: p.PodNetwork, wanted: map[deviceplane.Key]string{}}
 	var err error
-	if d.attachments, err = device.Open(d.links()); err != nil {
+	if d.attachments, err = deviceplane.Open(d.links()); err != nil {
 		return nil, err
 	}
 	d.attachments.Programs = d.programs
@@ -91,14 +93,14 @@ func (d *devices) links() string { return filepath.Join(d.folder, devicesName) }
 
 // put loads the programs to work on maps, pins them for the devices that are to have them, and has those that have
 // other programs of ours call these.
-func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
+func (d *devices) put(m *device.Maps, o device.Options) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	list, err := d.list()
 	if err != nil {
 		return err
 	}
-	programs, err := m.LoadForDevices(o, bpf.Headers(list)...) // the verifier is slow: only for devices that exist
+	programs, err := m.LoadForDevices(o, device.Headers(list)...) // the verifier is slow: only for devices that exist
 	if err != nil {
 		return err
 	}
@@ -123,7 +125,7 @@ func (d *devices) put(m *bpf.Maps, o bpf.DeviceOptions) error {
 // joinPolicies has the fast path evaluate network policies, where the engine ebpf has its program in the kernel.
 func (d *devices) joinPolicies() error {
 	return d.ns.Do(func() error {
-		f, err := bpf.CurrentFolders()
+		f, err := device.CurrentFolders()
 		if err != nil {
 			return err
 		}
@@ -132,14 +134,14 @@ func (d *devices) joinPolicies() error {
 }
 
 // list returns the node's devices.
-func (d *devices) list() ([]bpf.Device, error) {
+func (d *devices) list() ([]device.Device, error) {
 	devices, err := d.attachments.Devices()
 	return slices.Collect(maps.Values(devices)), err
 }
 
 // programs opens the pinned programs, and loads and pins those for devices that are missing.
-func (d *devices) programs(list []bpf.Device) (*bpf.DevicePrograms, error) {
-	p, err := bpf.OpenDevicePrograms(d.links())
+func (d *devices) programs(list []device.Device) (*device.Programs, error) {
+	p, err := device.OpenPrograms(d.links())
 	if err != nil {
 		return nil, err
 	}
@@ -160,12 +162,12 @@ func (d *devices) programs(list []bpf.Device) (*bpf.DevicePrograms, error) {
 }
 
 // writePods has the programs know the pods among devices whose packets may bypass the host stack.
-func (d *devices) writePods(list []bpf.Device) error {
+func (d *devices) writePods(list []device.Device) error {
 	list = slices.Clone(list)
 	for i := range list {
 		list[i].Pod = list[i].Pod && d.fastPath
 	}
-	return bpf.WritePods(d.maps, d.links(), list)
+	return device.WritePods(d.maps, d.links(), list)
 }
 
 // refresh has the programs know pods and uplinks as they are now.
@@ -184,7 +186,7 @@ func (d *devices) refresh() error {
 
 // writeUplinks has the programs know the devices by which other Nodes are reached: tunnels, and those that the routes
 // to Nodes' addresses lead to. Of addresses in one block of 256 (IPv6: one /64), one that is reached stands for all.
-func (d *devices) writeUplinks(o bpf.DeviceOptions) error {
+func (d *devices) writeUplinks(o device.Options) error {
 	if !o.DSR || !o.ReversePath {
 		return nil
 	}
@@ -205,12 +207,12 @@ func (d *devices) writeUplinks(o bpf.DeviceOptions) error {
 		own[i.Index] = own[i.Index] || i.Loopback
 	}
 	var errs []error
-	err = bpf.PrefixesIn(d.maps, func(r netip.Prefix, is uint32) {
+	err = service.PrefixesIn(d.maps, func(r netip.Prefix, is uint32) {
 		block := netip.PrefixFrom(r.Addr(), r.Addr().BitLen()/4*3).Masked()
 		if r.Addr().Is6() {
 			block = netip.PrefixFrom(r.Addr(), 64).Masked()
 		}
-		if is&bpf.Nodes == 0 || known[block] {
+		if is&service.Nodes == 0 || known[block] {
 			return
 		}
 		path, _, err := route.To(routes, r.Addr())
@@ -222,7 +224,7 @@ func (d *devices) writeUplinks(o bpf.DeviceOptions) error {
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return err
 	}
-	return bpf.WriteUplinks(d.maps, uplinks)
+	return device.WriteUplinks(d.maps, uplinks)
 }
 
 // nodesChanged has the programs know other Nodes' devices anew where prefixes were written.
@@ -242,7 +244,7 @@ func (d *devices) lost() bool {
 	if !d.loaded {
 		return false
 	}
-	digest, err := bpf.AtDevices(d.links(), nil)
+	digest, err := device.Attached(d.links(), nil)
 	if err != nil || digest != d.digests[d.options] {
 		return true
 	}
@@ -250,7 +252,7 @@ func (d *devices) lost() bool {
 	if err != nil {
 		return true
 	}
-	now := map[device.Key]string{}
+	now := map[deviceplane.Key]string{}
 	for _, f := range held {
 		now[f.Key] = f.Value
 	}
@@ -282,7 +284,7 @@ func (d *devices) remove() error {
 }
 
 // with returns the options of this version's programs of that digest, if it is one of theirs.
-func (d *devices) with(digest string) (o bpf.DeviceOptions, ours bool) {
+func (d *devices) with(digest string) (o device.Options, ours bool) {
 	for o, is := range d.digests {
 		if is == digest {
 			return o, true
@@ -305,7 +307,7 @@ func (p *Plane) readDevices(facts []Fact) ([]Fact, error) {
 		d.wanted[f.Key] = f.Value
 		facts = append(facts, attachment(f))
 	}
-	digest, err := bpf.AtDevices(d.links(), p.maps)
+	digest, err := device.Attached(d.links(), p.maps)
 	if err != nil || digest == "" {
 		return facts, err
 	}
@@ -317,19 +319,19 @@ func (p *Plane) readDevices(facts []Fact) ([]Fact, error) {
 }
 
 // attachment returns a fact of dataplane/device as one of this plane.
-func attachment(f device.Fact) Fact {
+func attachment(f deviceplane.Fact) Fact {
 	b := binary.BigEndian.AppendUint32(nil, uint32(f.Key.Index))
 	return fact(Key{KindAttachment, string(append(b, byte(f.Key.Rank())))}, f.Value)
 }
 
 // attachmentOf is the inverse of attachment.
-func attachmentOf(f Fact) device.Fact {
-	return device.Fact{Key: attachmentKey(f.Key), Value: f.Value}
+func attachmentOf(f Fact) deviceplane.Fact {
+	return deviceplane.Fact{Key: attachmentKey(f.Key), Value: f.Value}
 }
 
-func attachmentKey(k Key) device.Key {
+func attachmentKey(k Key) deviceplane.Key {
 	b := []byte(k.Name)
-	return device.Key{Index: int(binary.BigEndian.Uint32(b)), Ingress: b[4] == 1}
+	return deviceplane.Key{Index: int(binary.BigEndian.Uint32(b)), Ingress: b[4] == 1}
 }
 
 // putAttachments attaches the programs to devices.
@@ -358,7 +360,7 @@ func (p *Plane) deleteAttachments(w *writes) error {
 func (d *devices) attach(put, del []Fact) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var puts, dels []device.Fact
+	var puts, dels []deviceplane.Fact
 	for _, f := range put {
 		puts = append(puts, attachmentOf(f))
 		d.wanted[attachmentKey(f.Key)] = f.Value
@@ -368,14 +370,14 @@ func (d *devices) attach(put, del []Fact) error {
 		delete(d.wanted, attachmentKey(f.Key))
 	}
 	err := d.attachments.Write(context.Background(), puts, dels)
-	var r *dataplane.Refused[device.Key]
+	var r *dataplane.Refused[deviceplane.Key]
 	if !errors.As(err, &r) {
 		return err
 	}
 	refused := map[Key]error{}
 	for k, reason := range r.Facts {
 		delete(d.wanted, k)
-		refused[attachment(device.Fact{Key: k}).Key] = reason
+		refused[attachment(deviceplane.Fact{Key: k}).Key] = reason
 	}
 	return &dataplane.Refused[Key]{Facts: refused}
 }
@@ -442,7 +444,7 @@ func (d *devices) rebuild() error {
 	if !d.loaded {
 		return nil
 	}
-	err := bpf.RebuildPortBits(d.maps, d.sizes)
+	err := device.RebuildPortBits(d.maps, d.sizes)
 	if bpf.Absent(err) {
 		return nil
 	}

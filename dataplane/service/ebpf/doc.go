@@ -24,7 +24,8 @@
 //	devices/…              the programs for packets, and their links to devices
 //	lo-…                   a setting of the loopback device that we changed
 //
-// Pins have the names that maps once had: so an upgrade and a downgrade find each other's (kernel/bpf/pins.go).
+// Pins have the names that maps once had: so an upgrade and a downgrade find each other's (pinNames in bpf/service and
+// bpf/device).
 //
 // A pool that changes is written beside itself, in a new extent, and one 64-bit word makes it true: a client sees the
 // old pool or the new one, never part of each. Extents are used again only when no running program may still read
@@ -32,7 +33,7 @@
 // changes over.
 //
 // A flow of packets has up to four entries in two maps, each under the tuple of the packets that it translates: their
-// destination at ingress (fl_nat_dst), their source at egress (fl_nat_src; bpf/nat.h). In between the kernel
+// destination at ingress (fl_nat_dst), their source at egress (fl_nat_src; bpf/device/nat.h). In between the kernel
 // routes, filters and reports path MTUs as ever. Entries expire as connection tracking's do by default; full maps
 // evict the least recently used. A UDP flow whose backend is gone is assigned another at its next packet: flows are
 // never scanned for that. A client is masqueraded with a random port that no other flow to that backend and no socket
@@ -45,7 +46,8 @@
 // entries that serve pods and others differently are left to packets: these show their interface.
 //
 // With direct server return (model.Frontend.DSR), an external client is not masqueraded to a backend on another
-// node, and that node's programs answer it: the packet carries the entry (bpf/dsr.h; docs/ebpf.md).
+// node, and that node's programs answer it: the packet carries the entry (bpf/device/dsr.h;
+// docs/how-to/direct-server-return.md).
 //
 // Our programs are the first at a device, and pass on every packet that they don't redirect or drop: others' follow.
 //

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane/maglev"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
@@ -19,7 +20,7 @@ const (
 )
 
 // choicesPerSlot is how many choices a slot holds.
-const choicesPerSlot = len(bpf.Slot{}) / 2
+const choicesPerSlot = len(service.Slot{}) / 2
 
 // extent is a pool's layout in slots: its scheduler, and the choices that this needs.
 type extent struct {
@@ -36,23 +37,23 @@ func newExtent(p *model.Pool) (e extent, err error) {
 	e = extent{Pool: p}
 	switch p.Scheduler {
 	case model.Random:
-		e.scheduler = bpf.Random
+		e.scheduler = service.Random
 	case model.RoundRobin:
-		e.scheduler = bpf.RoundRobin
+		e.scheduler = service.RoundRobin
 	case model.WeightedRoundRobin:
-		e.scheduler, e.choices = bpf.RoundRobin, roundRobinSlots(p.Backends)
+		e.scheduler, e.choices = service.RoundRobin, roundRobinSlots(p.Backends)
 	case model.SourceHash:
-		e.scheduler = bpf.SourceHash
+		e.scheduler = service.SourceHash
 	case model.DestinationHash:
-		e.scheduler = bpf.DestinationHash
+		e.scheduler = service.DestinationHash
 	case model.Maglev:
-		e.scheduler, e.choices = bpf.SourceHash, maglev.Table(p.Backends, entries(p))
+		e.scheduler, e.choices = service.SourceHash, maglev.Table(p.Backends, entries(p))
 	case model.LeastConnections:
-		e.scheduler = bpf.LeastConn
+		e.scheduler = service.LeastConn
 	case model.WeightedLeastConnections:
-		e.scheduler, e.choices = bpf.WeightedLeastConn, roundRobinSlots(p.Backends)
+		e.scheduler, e.choices = service.WeightedLeastConn, roundRobinSlots(p.Backends)
 	case model.ShortestExpectedDelay:
-		e.scheduler, e.choices = bpf.ShortestDelay, roundRobinSlots(p.Backends)
+		e.scheduler, e.choices = service.ShortestDelay, roundRobinSlots(p.Backends)
 	default:
 		return e, fmt.Errorf("ebpf: scheduler %s is none of %s", p.Scheduler, schedulers)
 	}
@@ -103,7 +104,7 @@ func b2i(b bool) int {
 
 // fast is the number of backends where nothing but their weights counts, else 0.
 func (e extent) fast() uint32 {
-	if e.scheduler != bpf.Random || len(e.choices) > 0 || e.Affinity > 0 {
+	if e.scheduler != service.Random || len(e.choices) > 0 || e.Affinity > 0 {
 		return 0
 	}
 	return uint32(len(e.Backends))
@@ -124,8 +125,8 @@ func selectedSize(backends, choices uint64) uint64 {
 }
 
 // write writes the extent into slots that no program reads.
-func (e extent) write(id uint64, to []bpf.Slot) {
-	*to[0].Header() = bpf.Header{
+func (e extent) write(id uint64, to []service.Slot) {
+	*to[0].Header() = service.Header{
 		Count:     uint32(len(e.Backends)),
 		Choices:   uint32(len(e.choices)),
 		Affinity:  uint32(e.Affinity / time.Second),
@@ -148,7 +149,7 @@ func (e extent) write(id uint64, to []bpf.Slot) {
 		return
 	}
 	to = to[selectedSize(uint64(len(e.Backends)), uint64(len(e.choices))):]
-	*to[0].Header() = bpf.Header{Count: uint32(len(e.Unselected))}
+	*to[0].Header() = service.Header{Count: uint32(len(e.Unselected))}
 	for i, b := range e.Unselected {
 		*to[1+i].Backend() = heldBackend(b)
 	}
@@ -157,26 +158,26 @@ func (e extent) write(id uint64, to []bpf.Slot) {
 // flags returns the flags of the extent's header.
 func (e extent) flags() (f uint8) {
 	if e.Ports {
-		f |= bpf.HashPort
+		f |= service.HashPort
 	}
 	if len(e.Unselected) > 0 {
-		f |= bpf.Unselected
+		f |= service.Unselected
 	}
 	return f
 }
 
 // heldBackend returns a backend as the kernel holds it, but for threshold and alias.
-func heldBackend(b model.Backend) bpf.Backend {
-	s := bpf.Backend{Port: bpf.Port(b.Addr.Port()), Weight: heldWeight(b)}
+func heldBackend(b model.Backend) service.Backend {
+	s := service.Backend{Port: bpf.Port(b.Addr.Port()), Weight: heldWeight(b)}
 	s.Address.Word = bpf.Words(b.Addr.Addr())
 	return s
 }
 
 // extentSize returns the size of the extent whose header is the first of slots, or 0 where it is invalid.
-func extentSize(s []bpf.Slot) uint32 {
+func extentSize(s []service.Slot) uint32 {
 	h := s[0].Header()
 	size := selectedSize(uint64(h.Count), uint64(h.Choices))
-	if h.Flags&bpf.Unselected != 0 {
+	if h.Flags&service.Unselected != 0 {
 		if size >= uint64(len(s)) {
 			return 0
 		}
@@ -190,7 +191,7 @@ func extentSize(s []bpf.Slot) uint32 {
 
 // readExtent reads the value of a pool's fact back from slots that begin with its header, or "" where they are
 // invalid.
-func readExtent(s []bpf.Slot) (value string, size uint32) {
+func readExtent(s []service.Slot) (value string, size uint32) {
 	if size = extentSize(s); size == 0 {
 		return "", 0
 	}
@@ -198,7 +199,7 @@ func readExtent(s []bpf.Slot) (value string, size uint32) {
 	p := &model.Pool{
 		Protocol:  model.Protocol(h.Protocol),
 		Scheduler: model.Scheduler(h.Model),
-		Ports:     h.Flags&bpf.HashPort != 0,
+		Ports:     h.Flags&service.HashPort != 0,
 		Affinity:  time.Duration(h.Affinity) * time.Second,
 		Entries:   int(h.Choices),
 		Backends:  readBackends(s[1 : 1+h.Count]),
@@ -210,7 +211,7 @@ func readExtent(s []bpf.Slot) (value string, size uint32) {
 }
 
 // readBackends is the inverse of heldBackend for several.
-func readBackends(s []bpf.Slot) []model.Backend {
+func readBackends(s []service.Slot) []model.Backend {
 	l := make([]model.Backend, len(s))
 	for i := range s {
 		b := s[i].Backend()

@@ -8,9 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/bpf/device"
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/maglev"
-	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -105,42 +106,49 @@ func (p *Plane) Render(part model.ServicePart) []Fact {
 	case *model.Link:
 		return p.devices.render(v)
 	case *model.ClusterIP:
-		return []Fact{unmatched(netip.PrefixFrom(v.Addr, v.Addr.BitLen()), bpf.UnmatchedReject)}
+		return []Fact{unmatched(netip.PrefixFrom(v.Addr, v.Addr.BitLen()), device.UnmatchedReject)}
 	}
 	panic(fmt.Sprintf("ebpf: no facts for a %T", part))
 }
 
 // nodePrefixes returns the facts of prefixes: sources that count as pods or are behind this node, addresses of the
-// node that serve node ports, and addresses of nodes.
+// node and of others that serve node ports, and addresses of nodes.
 func nodePrefixes(n *model.ServiceNode) (facts []Fact) {
 	is := map[netip.Prefix]uint32{}
 	for _, r := range n.Pods {
-		is[r.Masked()] |= bpf.Pods
+		is[r.Masked()] |= service.Pods
 	}
 	for _, a := range n.Addresses {
 		if !a.IsLoopback() && slices.ContainsFunc(n.NodePorts, func(r model.Range) bool { return r.Contains(a) }) {
-			is[netip.PrefixFrom(a, a.BitLen())] |= bpf.NodePorts
+			is[netip.PrefixFrom(a, a.BitLen())] |= service.NodePorts
 		}
 	}
 	for _, home := range []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")} {
 		for _, r := range n.NodePorts {
 			for _, part := range r.PrefixesIn(home) {
-				is[part] |= bpf.NodePorts
+				is[part] |= service.NodePorts
 			}
 		}
 	}
 	for _, r := range n.PodCIDRs {
 		r = r.Masked()
-		is[r] |= bpf.BehindNode
+		is[r] |= service.BehindNode
 		if slices.ContainsFunc(n.Pods, func(p netip.Prefix) bool { return p.Bits() <= r.Bits() && p.Contains(r.Addr()) }) {
-			is[r] |= bpf.Pods // the longest prefix counts
+			is[r] |= service.Pods // the longest prefix counts
 		}
 	}
+	nodes := map[netip.Addr]uint32{}
 	for _, a := range n.Nodes {
-		is[netip.PrefixFrom(a, a.BitLen())] |= bpf.Nodes
+		nodes[a] |= service.Nodes
+	}
+	for _, a := range n.RemoteNodePorts {
+		nodes[a] |= service.RemoteNodePorts
+	}
+	for a, bits := range nodes {
+		is[netip.PrefixFrom(a, a.BitLen())] |= bits
 		if !slices.Contains(n.Addresses, a) &&
 			slices.ContainsFunc(n.Pods, func(r netip.Prefix) bool { return r.Contains(a) }) {
-			is[netip.PrefixFrom(a, a.BitLen())] |= bpf.Pods // the longest prefix counts
+			is[netip.PrefixFrom(a, a.BitLen())] |= service.Pods // the longest prefix counts
 		}
 	}
 	for r, bits := range is {
@@ -154,7 +162,7 @@ func nodePrefixes(n *model.ServiceNode) (facts []Fact) {
 func unallocated(n *model.ServiceNode) (facts []Fact) {
 	for _, r := range n.ServiceRanges {
 		for _, p := range r.Prefixes() {
-			facts = append(facts, unmatched(p, bpf.UnmatchedDrop))
+			facts = append(facts, unmatched(p, device.UnmatchedDrop))
 		}
 	}
 	return facts
@@ -240,9 +248,9 @@ func entries(v *model.Pool) int {
 func heldWeight(b model.Backend) uint16 {
 	switch {
 	case b.Local:
-		return b.Weight | bpf.Local
+		return b.Weight | service.Local
 	case b.Remote:
-		return b.Weight | bpf.Remote
+		return b.Weight | service.Remote
 	}
 	return b.Weight
 }
@@ -251,9 +259,9 @@ func heldWeight(b model.Backend) uint16 {
 func backend(at netip.AddrPort, held uint16) model.Backend {
 	return model.Backend{
 		Addr:   at,
-		Weight: held &^ (bpf.Local | bpf.Remote),
-		Local:  held&bpf.Local != 0,
-		Remote: held&bpf.Remote != 0,
+		Weight: held &^ (service.Local | service.Remote),
+		Local:  held&service.Local != 0,
+		Remote: held&service.Remote != 0,
 	}
 }
 
@@ -304,11 +312,15 @@ func hasAffinity(p *model.Pool) bool {
 }
 
 // fallbackOrigins returns the origins whose clients a socket can't serve at a frontend: those that are masqueraded
-// (the node's own source is the node's anyway), all where source ranges or the client's port matter, or where a
-// backend is an entry, too.
+// (the node's own source is the node's anyway), all where source ranges or the client's port matter, where a backend is
+// an entry, too, and of UDP to node ports, which may be a reply to a client's port of that number: packets show it.
 func fallbackOrigins(v *model.Frontend) model.Origins {
-	if v.Onward || v.Sources != nil || v.Internal.Pool.Ports || v.External.Pool.Ports {
+	maybeReply := v.Entry.AnyAddr() && v.Entry.Protocol == model.UDP
+	if maybeReply || v.Onward || v.Sources != nil || v.Internal.Pool.Ports || v.External.Pool.Ports {
 		return model.AllOrigins
+	}
+	if v.Shared { // a pod's socket can't see who is bound to it
+		return model.OriginsOf(model.FromPod, model.FromExternal)
 	}
 	return v.Masquerade &^ model.OriginsOf(model.FromNode)
 }
@@ -330,7 +342,8 @@ func entry(k Key) model.Entry {
 
 // A frontend's value is internal pool's ID · external pool's · origins that the socket hooks leave to packets · 1 if
 // pods and others are served differently · origins that are dropped where there is no backend · origins that are
-// masqueraded · 1 if there are allowed source ranges · origins with direct server return.
+// masqueraded · 1 if there are allowed source ranges · origins with direct server return · 1 if it is at other nodes'
+// addresses, too · 1 if a process of the node goes before it.
 func frontendValue(v *model.Frontend, fallback model.Origins) string {
 	byOrigin, drop := byte(0), model.Origins(0)
 	if v.Internal != v.External || fallback.Has(model.FromPod) != fallback.Has(model.FromExternal) {
@@ -352,6 +365,8 @@ func frontendValue(v *model.Frontend, fallback model.Origins) string {
 			byte(v.Masquerade),
 			byte(b2i(v.Sources != nil)),
 			byte(v.DSR),
+			byte(b2i(v.Remote)),
+			byte(b2i(v.Shared)),
 		),
 	)
 }

@@ -7,15 +7,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/dataplane/service"
-	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/bpf/device"
+	serviceplane "fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/nfhooks"
 	"fairlead.dev/fairlead/kernel/sysctl"
 )
 
 // FastPath reports whether packets for pods are redirected; nil where no programs are at devices. It may be called at
 // any time.
-func (p *Plane) FastPath() (f *service.FastPath, err error) {
+func (p *Plane) FastPath() (f *serviceplane.FastPath, err error) {
 	d := p.devices
 	if d == nil {
 		return nil, nil
@@ -24,12 +24,12 @@ func (p *Plane) FastPath() (f *service.FastPath, err error) {
 	if err != nil {
 		return nil, err
 	}
-	list := []bpf.Device{}
+	list := []device.Device{}
 	for _, i := range all {
-		list = append(list, bpf.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod})
+		list = append(list, device.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod})
 	}
 	err = d.ns.Do(func() error {
-		r, err := bpf.ReadFastPath(d.maps, list, d.podNetwork)
+		r, err := device.ReadFastPath(d.maps, list, d.podNetwork)
 		if r == nil {
 			return err
 		}
@@ -38,9 +38,9 @@ func (p *Plane) FastPath() (f *service.FastPath, err error) {
 			return err
 		}
 		if forwards != "1" {
-			r.IPv4 = append(r.IPv4, bpf.SlowForwarding)
+			r.IPv4 = append(r.IPv4, device.SlowForwarding)
 		}
-		f = &service.FastPath{Devices: []string{}, AllReasons: texts(bpf.SlowReasons),
+		f = &serviceplane.FastPath{Devices: []string{}, AllReasons: texts(device.SlowReasons),
 			IPv4: familyFastPath(unix.AF_INET, r.IPv4),
 			IPv6: familyFastPath(unix.AF_INET6, r.IPv6)}
 		for _, i := range r.Devices {
@@ -58,16 +58,16 @@ func (p *Plane) FastPath() (f *service.FastPath, err error) {
 }
 
 // familyFastPath returns the fast path of a family, with the names of netfilter's hooks where these keep it off.
-func familyFastPath(family uint8, reasons []bpf.SlowReason) service.FamilyFastPath {
-	f := service.FamilyFastPath{Enabled: len(reasons) == 0, Reasons: texts(reasons), Hooks: []string{}}
-	if slices.Contains(reasons, bpf.SlowNetfilter) {
+func familyFastPath(family uint8, reasons []device.SlowReason) serviceplane.FamilyFastPath {
+	f := serviceplane.FamilyFastPath{Enabled: len(reasons) == 0, Reasons: texts(reasons), Hooks: []string{}}
+	if slices.Contains(reasons, device.SlowNetfilter) {
 		names, _ := nfhooks.Forwarding(family) // before Linux 5.14, or without CONFIG_NETFILTER_NETLINK_HOOK: none
 		f.Hooks = append(f.Hooks, names...)
 	}
 	return f
 }
 
-func texts(reasons []bpf.SlowReason) []string {
+func texts(reasons []device.SlowReason) []string {
 	l := make([]string, len(reasons))
 	for i, r := range reasons {
 		l[i] = string(r)

@@ -354,6 +354,47 @@ func TestNoRedirectPastHooks(t *testing.T) {
 	}
 }
 
+// The pod network's own rules of routing, by which a pod's packets to other nodes take a table of theirs, keep no
+// packet off the fast path; rules beside them do, while they are there.
+func TestFastPathBesideRulesOfThePodNetwork(t *testing.T) {
+	withPodsOf(t, true, func(w *twoPods) {
+		w.run("for f in -4 -6; do ip $f rule add fwmark 0/0x20000000 lookup 77 pref 250 protocol 250; done; " +
+			"ip route add 192.0.2.9 dev lo table 77; ip -6 route add 2001:db8::9 dev lo table 77")
+		w.redirects("beside own rules")
+		if slow := w.slow(); slow != "" {
+			t.Errorf("beside own rules, the fast path is reported off: %s", slow)
+		}
+		for _, other := range []string{"from 10.244.1.1 blackhole", "from fd00:244::a blackhole",
+			"from all lookup 7 protocol kernel", "from all l3mdev protocol kernel"} {
+			family := "-4"
+			if strings.Contains(other, "fd00") {
+				family = "-6"
+			}
+			w.run("ip " + family + " rule add pref 5 " + other)
+			wait, silent := patience, strings.Contains(other, "blackhole")
+			if silent {
+				wait = silence
+			}
+			_, n, err := w.request(model.TCP, family == "-6", wait, echo.Options{})
+			if n != 0 || (err != nil) != silent {
+				t.Errorf("rule %s: %d packets were redirected, answered: %v", other, n, err)
+			}
+			w.run("ip " + family + " rule del pref 5")
+			w.redirects("without rule " + other)
+		}
+		w.run("for n in $(seq 20); do ip rule add fwmark 1/1 lookup 77 pref 25$n protocol 250; done")
+		if _, n, err := w.request(model.TCP, false, patience, echo.Options{}); n != 0 || err != nil {
+			t.Errorf("beside more rules than are read: %d packets were redirected, %v", n, err)
+		}
+	})
+	withPodsOf(t, false, func(w *twoPods) { // where pods are another plugin's, nothing is ours
+		w.run("for f in -4 -6; do ip $f rule add from all lookup 77 pref 250 protocol 250; done")
+		if slow := w.slow(); slow != "routing_rule" {
+			t.Errorf("beside another network's rules, the fast path is reported off: %q", slow)
+		}
+	})
+}
+
 // So does another's program, behind ours where packets come in and before the pod.
 func TestNoRedirectPastPrograms(t *testing.T) {
 	drop, xdp := dropper(t, cebpf.SchedCLS, 2 /* TC_ACT_SHOT */), dropper(t, cebpf.XDP, 1 /* XDP_DROP */)
@@ -727,9 +768,16 @@ func TestServiceBesideFastPath(t *testing.T) {
 			w.in("a", func() { _, err = echo.Request(ctx, model.TCP, netip.MustParseAddrPort("10.96.0.1:80"), echo.Options{}) })
 			return err
 		}
-		before := w.redirected()
-		if err := request(); err != nil || w.redirected() == before {
-			t.Errorf("by the hooks: %d packets were redirected: %v", w.redirected()-before, err)
+		redirected := false
+		for n := 0; !redirected && n < 100; n++ { // where the processors are busy, one may take the host stack
+			before := w.redirected()
+			if err := request(); err != nil {
+				t.Fatalf("by the hooks: %v", err)
+			}
+			redirected = w.redirected() > before
+		}
+		if !redirected {
+			t.Error("by the hooks: no packet of 100 connections was redirected")
 		}
 		root, err := cgroup.Root()
 		if err != nil {

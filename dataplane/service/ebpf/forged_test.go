@@ -15,6 +15,7 @@ import (
 	cebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/bpf/device"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
@@ -297,7 +298,7 @@ func TestReversePathCheckOff(t *testing.T) {
 	})
 }
 
-// dsrOption returns the option that carries an entry, as bpf/dsr.h has it.
+// dsrOption returns the option that carries an entry, as bpf/device/dsr.h has it.
 func dsrOption(entry netip.AddrPort) []byte {
 	port := binary.BigEndian.AppendUint16(nil, entry.Port())
 	if entry.Addr().Is4() {
@@ -432,14 +433,14 @@ func TestFastPathAfterSweepOfPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 		folder, _, _ := bpf.Folder()
-		eachFlow(t, folder, "destinations", func(k bpf.Tuple, v *bpf.NatEntry) {
+		eachFlow(t, folder, "destinations", func(k device.Tuple, v *device.NatEntry) {
 			if v.Origin == 0 { // not a client's: it is known there by this port
 				port = bpf.Port(k.Dport)
 			}
 		})
 		maps, _ := filepath.Glob(filepath.Join(folder, "maps-*"))
 		rebuild := func() {
-			if err := bpf.RebuildPortBits(maps[0], ebpf.DefaultSizes); err != nil {
+			if err := device.RebuildPortBits(maps[0], ebpf.DefaultSizes); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -462,12 +463,12 @@ func TestFastPathAfterSweepOfPorts(t *testing.T) {
 func age(t *testing.T, folder string, seconds uint32) {
 	t.Helper()
 	for _, name := range []string{"destinations", "sources"} {
-		eachFlow(t, folder, name, func(_ bpf.Tuple, v *bpf.NatEntry) { v.Seen -= seconds })
+		eachFlow(t, folder, name, func(_ device.Tuple, v *device.NatEntry) { v.Seen -= seconds })
 	}
 }
 
 // eachFlow calls f with the entries of a map of flows of a node, and writes what f changes.
-func eachFlow(t *testing.T, folder, name string, f func(bpf.Tuple, *bpf.NatEntry)) {
+func eachFlow(t *testing.T, folder, name string, f func(device.Tuple, *device.NatEntry)) {
 	t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(folder, "state", name+"-*"))
 	for _, path := range paths {
@@ -476,9 +477,9 @@ func eachFlow(t *testing.T, folder, name string, f func(bpf.Tuple, *bpf.NatEntry
 			t.Fatal(err)
 		}
 		defer m.Close()
-		held := map[bpf.Tuple]bpf.NatEntry{}
-		var k bpf.Tuple
-		var v bpf.NatEntry
+		held := map[device.Tuple]device.NatEntry{}
+		var k device.Tuple
+		var v device.NatEntry
 		for i := m.Iterate(); i.Next(&k, &v); {
 			held[k] = v
 		}
@@ -545,8 +546,8 @@ func (w *twoPods) settle(folder string) {
 				if err != nil {
 					w.Fatal(err)
 				}
-				var k bpf.Tuple
-				var v bpf.NatEntry
+				var k device.Tuple
+				var v device.NatEntry
 				for i := m.Iterate(); i.Next(&k, &v); {
 					if v.State&unassured != 0 {
 						n++

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -177,7 +178,7 @@ func TestTrafficGoesOnThroughUpgrades(t *testing.T) {
 			for i := range 6 {
 				now := o
 				if i%2 == 0 {
-					now.Sizes = bpf.Sizes{Frontends: 128 << i, Pools: 128, Slots: 4096}
+					now.Sizes = service.Sizes{Frontends: 128 << i, Pools: 128, Slots: 4096}
 				}
 				var p *ebpf.Plane
 				err := node.Do(func() (err error) {
@@ -294,7 +295,7 @@ func TestMissingMapsAreMadeAnew(t *testing.T) {
 func TestFullMaps(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
-		o.Sizes = bpf.Sizes{Frontends: 4, Pools: 8, Slots: 33}
+		o.Sizes = service.Sizes{Frontends: 4, Pools: 8, Slots: 33}
 		p := opened(t, o)
 		defer clean(t, p)
 		v := poolOf(1, false, model.TCP, 1)
@@ -467,7 +468,7 @@ func TestUpgradesPreserveTrafficState(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.Close()
-		o.Sizes = bpf.Sizes{Frontends: 64, Pools: 64, Slots: 1024}
+		o.Sizes = service.Sizes{Frontends: 64, Pools: 64, Slots: 1024}
 		next := opened(t, o)
 		defer clean(t, next)
 		looped(t, next, parts)

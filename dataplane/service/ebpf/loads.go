@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
 )
@@ -36,7 +37,7 @@ func (p *Plane) forgetLoads(w *writes) error {
 
 // forgetUnused deletes the counts of departed endpoints that are in no pool and have no socket open.
 func (p *Plane) forgetUnused() error {
-	var stay, gone []bpf.Endpoint
+	var stay, gone []service.Endpoint
 	for _, e := range p.departed {
 		open, err := p.maps.Open(e)
 		switch {
@@ -54,7 +55,7 @@ func (p *Plane) forgetUnused() error {
 }
 
 // serves reports whether an endpoint is one of its pool's backends.
-func (p *Plane) serves(e bpf.Endpoint) bool {
+func (p *Plane) serves(e service.Endpoint) bool {
 	i, known := p.pools[e.Pool]
 	if !known {
 		return false
@@ -74,7 +75,7 @@ func (p *Plane) serves(e bpf.Endpoint) bool {
 
 // readLoads records the endpoints that left pools while no agent ran.
 func (p *Plane) readLoads() error {
-	return p.maps.Loads(func(e bpf.Endpoint, _ bpf.Load) {
+	return p.maps.Loads(func(e service.Endpoint, _ service.Load) {
 		p.maps.CountSockets() // some may still be open
 		if !p.serves(e) {
 			p.departed = append(p.departed, e)
@@ -100,7 +101,7 @@ func (p *Plane) Open(pool *model.Pool) (map[netip.AddrPort]uint64, error) {
 }
 
 // held returns a member as the kernel holds it.
-func (m member) held() (e bpf.Endpoint) {
+func (m member) held() (e service.Endpoint) {
 	e.Backend.Address.Word, e.Backend.Port, e.Pool = bpf.Words(m.at.Addr()), bpf.Port(m.at.Port()), m.pool
 	return e
 }

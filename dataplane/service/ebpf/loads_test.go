@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/model"
@@ -173,7 +174,7 @@ func TestCountsStay(t *testing.T) {
 		conns = append(conns, dial(t, 1, "tcp", "10.96.0.1:80")...)
 		expectOpen(t, p, v, "one more", 3, 3, 3)
 		p.Close()
-		o.Sizes = bpf.Sizes{Frontends: 64, Pools: 64, Slots: 1024}
+		o.Sizes = service.Sizes{Frontends: 64, Pools: 64, Slots: 1024}
 		p = opened(t, o)
 		defer func() { clean(t, p) }()
 		looped(t, p, now)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/bpf/device"
 	"fairlead.dev/fairlead/dataplane/network/guard"
 	"fairlead.dev/fairlead/dataplane/network/masquerade"
 	"fairlead.dev/fairlead/kernel/bpf"
@@ -192,7 +193,7 @@ func TestMasqueradeByProgram(t *testing.T) {
 			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
 			to, from := netip.MustParseAddr(beyondAddrs[six]), netip.MustParseAddr(podAddrs["a"][six])
 			o.in("a", func() {
-				if err := echo.Ping(ctx, to, from); err != nil {
+				if err := echo.Ping(ctx, to, netip.AddrPortFrom(from, 0)); err != nil {
 					t.Error(err)
 				}
 			})
@@ -248,7 +249,7 @@ func TestMasqueradeEnds(t *testing.T) {
 				t.Errorf("%s sees %s, %v, want %s", to, got, err, want)
 			}
 			folder, _, err := bpf.Folder()
-			if err := errors.Join(err, bpf.CleanMasqueradeRanges(folder)); err != nil {
+			if err := errors.Join(err, device.CleanMasqueradeRanges(folder)); err != nil {
 				t.Fatal(err)
 			}
 		}

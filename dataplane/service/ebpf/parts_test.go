@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -156,14 +156,14 @@ func TestConnectFast(t *testing.T) {
 		model.OriginsOf(model.FromPod):      model.OriginsOf(model.FromNode),
 		model.AllOrigins:                    0,
 	} {
-		if got := fast(bpf.Frontend{Fallback: uint8(fallback)}); got != uint8(want) {
+		if got := fast(service.Frontend{Fallback: uint8(fallback)}); got != uint8(want) {
 			t.Errorf("where %s are left: %s, want %s", fallback, model.Origins(got), want)
 		}
 	}
-	if got := fast(bpf.Frontend{NodePort: 1}); got != 0 {
+	if got := fast(service.Frontend{NodePort: 1}); got != 0 {
 		t.Errorf("a node port: %s", model.Origins(got))
 	}
-	var p bpf.Pool
+	var p service.Pool
 	for i := range uint32(3) {
 		if was := p.Lead(i+1, 10*i); was != i || p.Extent != i+1 || p.Fast != 10*i {
 			t.Errorf("a pool led to %d, and leads to %d, %d", was, p.Extent, p.Fast)
@@ -180,7 +180,7 @@ func TestExtents(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		slots := make([]bpf.Slot, e.size()+3)
+		slots := make([]service.Slot, e.size()+3)
 		e.write(p.ID, slots)
 		value, size := readExtent(slots)
 		if value != poolValue(p) || size != e.size() {
@@ -323,10 +323,10 @@ func TestDirectFacts(t *testing.T) {
 		is[prefixOf(f.Key).String()] = binary.BigEndian.Uint32([]byte(f.Value))
 	}
 	want := map[string]uint32{
-		"10.0.0.0/8":   bpf.Pods,
-		"10.0.0.1/32":  bpf.Nodes,
-		"10.0.0.2/32":  bpf.Nodes | bpf.Pods,
-		"192.0.2.2/32": bpf.Nodes,
+		"10.0.0.0/8":   service.Pods,
+		"10.0.0.1/32":  service.Nodes,
+		"10.0.0.2/32":  service.Nodes | service.Pods,
+		"192.0.2.2/32": service.Nodes,
 	}
 	if diff := cmp.Diff(want, is); diff != "" {
 		t.Error(diff)

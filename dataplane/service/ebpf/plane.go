@@ -12,8 +12,10 @@ import (
 	"path/filepath"
 	"sync/atomic"
 
+	"fairlead.dev/fairlead/bpf/device"
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/dataplane/service"
+	serviceplane "fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
 	"fairlead.dev/fairlead/model"
@@ -63,24 +65,29 @@ var remarks = []model.Remark{
 		About: ownFragments},
 	{ID: "translated-once", Text: "Clients on the node are translated once, at connect(); other packets at the node's " +
 		"devices (Linux 6.7 or later). SCTP, and on older kernels all packets, go through nftables.",
-		About: service.Over(model.SCTP)},
+		About: serviceplane.Over(model.SCTP)},
 	{ID: "udp-closed", Text: "When a UDP endpoint goes, connected sockets of clients on the node that used it are " +
 		"closed: they read ECONNABORTED and must connect again.",
 		About: &model.Packets{Protocols: []model.Protocol{model.UDP},
+			Origins: model.OriginsOf(model.FromNode, model.FromPod)}},
+	{ID: "remote-udp", Text: "A UDP flow to a node port at another node's address stays with the node that translates " +
+		"it while its endpoint serves, also where the other one does for new flows, such as after a change of " +
+		"externalTrafficPolicy.",
+		About: &model.Packets{Protocols: []model.Protocol{model.UDP}, NodePorts: true,
 			Origins: model.OriginsOf(model.FromNode, model.FromPod)}},
 	{ID: "container", Text: "In a container the agent needs the node's cgroup file system (cgroup namespace of " +
 		"the host) and BPF file system (/sys/fs/bpf): programs attached to its own cgroup serve no other."},
 	{ID: "connections", Text: "Schedulers by connections count the sockets of clients on the node, from connect() until " +
 		"they are closed. Of more than 8 endpoints they take the better of two random ones.",
-		About: service.Scheduled(model.LeastConnections, model.WeightedLeastConnections, model.ShortestExpectedDelay)},
+		About: serviceplane.Scheduled(model.LeastConnections, model.WeightedLeastConnections, model.ShortestExpectedDelay)},
 }
 
 // Options are the options of a plane.
 type Options struct {
-	Cgroup     string    // folder of the cgroup that holds the node's clients; "": cgroup.Node
-	Sizes      bpf.Sizes // zero: DefaultSizes
-	CloseTCP   bool      // close clients' TCP connections to an endpoint that goes, too
-	NoFastPath bool      // packets to pods never bypass the host stack
+	Cgroup     string        // folder of the cgroup that holds the node's clients; "": cgroup.Node
+	Sizes      service.Sizes // zero: DefaultSizes
+	CloseTCP   bool          // close clients' TCP connections to an endpoint that goes, too
+	NoFastPath bool          // packets to pods never bypass the host stack
 	// NoReversePathCheck lets packets begin flows whatever device they come from.
 	NoReversePathCheck bool
 	// Policies has network policies see what a pod sends to itself by way of a Service: it is translated at the pod's
@@ -101,12 +108,12 @@ var DefaultSizes = SizesFor(DefaultMapEntries)
 const DefaultMapEntries = 1 << 19
 
 // DefaultFlows is the size of each of the two NAT maps unless it is given.
-const DefaultFlows = bpf.DefaultFlows
+const DefaultFlows = service.DefaultFlows
 
 // SizesFor returns sizes by the number of slots: a slot for each pool and each of its backends, more for schedulers
 // with a table; and an eighth as many pools, frontends, and allowed source ranges.
-func SizesFor(slots uint32) bpf.Sizes {
-	return bpf.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512), Flows: DefaultFlows}
+func SizesFor(slots uint32) service.Sizes {
+	return service.Sizes{Frontends: max(slots/8, 64), Pools: max(slots/8, 64), Slots: max(slots, 512), Flows: DefaultFlows}
 }
 
 // Capacity returns how many frontends, pools and source ranges, and how many slots, Services may use: a sixteenth is
@@ -125,12 +132,12 @@ type Plane struct {
 	Options
 	identity
 
-	maps     *bpf.Maps // nil where there are none of our layout
+	maps     *device.Maps // nil where there are none of our layout
 	grace    *bpf.Grace
 	pools    map[uint64]uint32 // index of each pool held, by ID
 	index    *space            // of pools
 	slots    *space
-	departed []bpf.Endpoint // endpoints that left their pools and may have open sockets counted, see loads.go
+	departed []service.Endpoint // endpoints that left their pools and may have open sockets counted, see loads.go
 
 	hooked  atomic.Bool // the hooks are as wanted, unless others changed that
 	warn    func(text string)
@@ -163,7 +170,7 @@ func Open(o Options) (_ *Plane, err error) {
 		return nil, err
 	}
 	p := &Plane{Options: o}
-	if p.Sizes == (bpf.Sizes{}) {
+	if p.Sizes == (service.Sizes{}) {
 		p.Sizes = DefaultSizes
 	}
 	p.Sizes.Flows = cmp.Or(p.Sizes.Flows, DefaultFlows)
@@ -176,12 +183,12 @@ func Open(o Options) (_ *Plane, err error) {
 		return nil, err
 	}
 	p.writers = bpf.NewWriters(p.folder)
-	if p.layout, err = bpf.Layout(p.Sizes); err != nil {
+	if p.layout, err = device.Layout(p.Sizes); err != nil {
 		return nil, err
 	}
 	p.sizes = fmt.Sprintf("%d frontends, %d pools, %d slots, %d flows", p.Sizes.Frontends, p.Sizes.Pools, p.Sizes.Slots,
 		p.Sizes.Flows)
-	if p.digest, err = bpf.Digest(p.Sizes, p.programs()); err != nil {
+	if p.digest, err = service.Digest(p.layout, p.programs()); err != nil {
 		return nil, err
 	}
 	if p.devices, err = openDevices(p); err != nil {
@@ -195,13 +202,13 @@ func Open(o Options) (_ *Plane, err error) {
 }
 
 // deviceOptions returns the options of the programs for packets.
-func (p *Plane) deviceOptions(direct bool) bpf.DeviceOptions {
-	return bpf.DeviceOptions{DSR: direct, ReversePath: !p.NoReversePathCheck, PodNetwork: p.PodNetwork}
+func (p *Plane) deviceOptions(direct bool) device.Options {
+	return device.Options{DSR: direct, ReversePath: !p.NoReversePathCheck, PodNetwork: p.PodNetwork}
 }
 
 // programs returns the programs' options.
-func (p *Plane) programs() bpf.Options {
-	return bpf.Options{Node: p.node, Cgroup: p.Cgroup, OwnByPackets: p.Policies}
+func (p *Plane) programs() service.Options {
+	return service.Options{Node: p.node, Cgroup: p.Cgroup, OwnByPackets: p.Policies}
 }
 
 // Close closes the plane's handles. The kernel keeps what was written, and the hooks stay.
@@ -255,7 +262,7 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 	if facts, err = p.readDevices(facts); err != nil {
 		return nil, err
 	}
-	digest, err := bpf.Attached(p.linksFolder(), p.maps)
+	digest, err := service.Attached(p.linksFolder(), p.sockets())
 	if err != nil || digest == "" {
 		return facts, err
 	}
@@ -268,7 +275,7 @@ func (p *Plane) Read(context.Context) (facts []Fact, err error) {
 
 // readMaps adds what the maps of our layout hold.
 func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
-	m, err := bpf.OpenMaps(p.mapsFolder(), p.Sizes)
+	m, err := device.OpenMaps(p.mapsFolder(), p.Sizes)
 	if errors.Is(err, bpf.ErrForm) && p.warn != nil {
 		p.warn("pinned maps are not ours and are made anew: " + err.Error())
 	}
@@ -285,14 +292,14 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	for id, i := range p.pools {
 		names[i] = id
 	}
-	err = m.Frontends(func(k bpf.Entry, v bpf.Frontend) {
+	err = m.Frontends(func(k service.Entry, v service.Frontend) {
 		facts = append(facts, fact(entryKey(k), heldValue(v, names)))
 		p.maps.Enter(k)
 	})
 	if err != nil {
 		return nil, err
 	}
-	err = m.AllowedSources(func(t bpf.AllowedSource) {
+	err = m.AllowedSources(func(t device.AllowedSource) {
 		facts = append(facts, fact(allowedSourceKey(entry(entryKey(t.Entry)), t.Client), ""))
 	})
 	if err != nil {
@@ -312,8 +319,16 @@ func (p *Plane) readMaps(facts []Fact) ([]Fact, error) {
 	return facts, err
 }
 
+// sockets returns the maps of the programs for sockets, nil where there are none of our layout.
+func (p *Plane) sockets() *service.Maps {
+	if p.maps == nil {
+		return nil
+	}
+	return p.maps.Maps
+}
+
 // begin starts to work on maps of which nothing is known.
-func (p *Plane) begin(m *bpf.Maps) {
+func (p *Plane) begin(m *device.Maps) {
 	p.maps = m
 	p.pools = map[uint64]uint32{}
 	p.index = newSpace("pools", p.Sizes.Pools, p.grace.Wait)
@@ -357,17 +372,18 @@ func (p *Plane) readPools(facts []Fact) []Fact {
 // rounded returns the size to which extents are rounded up, so that there are fewer different ones.
 func rounded(size uint32) uint32 { return (size + 3) &^ 3 }
 
-func entryKey(k bpf.Entry) Key {
+func entryKey(k service.Entry) Key {
 	return frontendKey(
 		model.Entry{Addr: bpf.Addr(k.Address.Word), Port: bpf.Port(k.Port), Protocol: model.Protocol(k.Protocol)},
 	)
 }
 
 // heldValue returns the value of a frontend's fact as the kernel holds it.
-func heldValue(v bpf.Frontend, names map[uint32]uint64) string {
+func heldValue(v service.Frontend, names map[uint32]uint64) string {
 	b := binary.BigEndian.AppendUint64(nil, names[v.Internal])
 	return string(append(binary.BigEndian.AppendUint64(b, names[v.External]), v.Fallback, v.ByOrigin, v.Drop, v.Masquerade,
-		v.Restricted, v.Dsr))
+		v.Restricted, v.Dsr, byte(b2i(v.NodePort&service.NodePortRemote != 0)),
+		byte(b2i(v.NodePort&service.NodeAddress != 0))))
 }
 
 // Clean implements dataplane.Cleaner.
@@ -376,7 +392,7 @@ func (p *Plane) Clean(context.Context) error {
 		return err
 	}
 	p.hooked.Store(false)
-	if err := bpf.Detach(p.linksFolder()); err != nil {
+	if err := service.Detach(p.linksFolder()); err != nil {
 		return err
 	}
 	if err := p.detachDevices(); err != nil {
@@ -392,10 +408,10 @@ func (p *Plane) Drain(ctx context.Context) (connections int, err error) {
 		return 0, err
 	}
 	p.hooked.Store(false)
-	if err := bpf.Detach(p.linksFolder()); err != nil {
+	if err := service.Detach(p.linksFolder()); err != nil {
 		return 0, err
 	}
-	connections, err = bpf.Drain(p.folder)
+	connections, err = device.Drain(p.folder)
 	// connections that can't be counted can't be awaited
 	if connections == 0 && err == nil || errors.Is(err, bpf.ErrForm) {
 		return 0, p.Clean(ctx)

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent/link"
+	"fairlead.dev/fairlead/bpf/device"
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
@@ -176,13 +178,13 @@ func TestThePeerIsTheService(t *testing.T) {
 			frontendOf("10.96.0.1:80", four), frontendOf("[fd00:96::1]:80", six), frontendOf("10.96.0.1:80", udp)})
 		names := namesOf(t, p)
 		thePeerIsTheService(t)
-		if i := slices.IndexFunc(names, func(n bpf.PeerName) bool { return n.Cookie != 0 }); i >= 0 {
+		if i := slices.IndexFunc(names, func(n service.PeerName) bool { return n.Cookie != 0 }); i >= 0 {
 			t.Errorf("all are closed, and there is %+v", names[i])
 		}
 		held := dial(t, 1, "tcp", "10.96.0.1:80")
 		if n := slices.IndexFunc(
 			names,
-			func(n bpf.PeerName) bool { return n.Cookie != 0 },
+			func(n service.PeerName) bool { return n.Cookie != 0 },
 		); n < 0 ||
 			held[0].RemoteAddr().String() != "10.96.0.1:80" {
 			t.Errorf("an open connection to %s has place %d", held[0].RemoteAddr(), n)
@@ -199,7 +201,7 @@ func TestThePeerIsTheService(t *testing.T) {
 				names[i].Cookie, names[i].Queried = other+uint64(i), requested
 			}
 			thePeerIsTheService(t)
-			mine := slices.IndexFunc(names, func(n bpf.PeerName) bool { return n.Cookie < other })
+			mine := slices.IndexFunc(names, func(n service.PeerName) bool { return n.Cookie < other })
 			switch {
 			case requested == 0 && mine < 0:
 				t.Error("no place was taken of those who never asked")
@@ -208,11 +210,11 @@ func TestThePeerIsTheService(t *testing.T) {
 			}
 		}
 		folder, _, err := bpf.Folder()
-		if err := errors.Join(err, bpf.Detach(filepath.Join(folder, "links"))); err != nil {
+		if err := errors.Join(err, service.Detach(filepath.Join(folder, "links"))); err != nil {
 			t.Fatal(err)
 		}
 		write(t, p, p.Render(theNode), nil)
-		if i := slices.IndexFunc(names, func(n bpf.PeerName) bool { return n.Cookie != 0 }); i >= 0 {
+		if i := slices.IndexFunc(names, func(n service.PeerName) bool { return n.Cookie != 0 }); i >= 0 {
 			t.Errorf("sockets may have been closed unseen, and there is %+v", names[i])
 		}
 		thePeerIsTheService(t)
@@ -220,17 +222,17 @@ func TestThePeerIsTheService(t *testing.T) {
 }
 
 // namesOf returns the peer names of TCP sockets that the kernel holds.
-func namesOf(t *testing.T, p *ebpf.Plane) []bpf.PeerName {
+func namesOf(t *testing.T, p *ebpf.Plane) []service.PeerName {
 	t.Helper()
 	folder, _, err := bpf.Folder()
 	if err != nil {
 		t.Fatal(err)
 	}
-	layout, err := bpf.Layout(p.Sizes)
+	layout, err := device.Layout(p.Sizes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := bpf.OpenMaps(filepath.Join(folder, layout), p.Sizes)
+	m, err := device.OpenMaps(filepath.Join(folder, layout), p.Sizes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -720,7 +722,7 @@ func TestNewPoolsBeginAnywhere(t *testing.T) {
 func TestAPoolChangesAtOnce(t *testing.T) {
 	inside(t, func(o ebpf.Options) {
 		serve(t)
-		o.Sizes = bpf.Sizes{Frontends: 16, Pools: 16, Slots: 64} // so that extents are used again and again
+		o.Sizes = service.Sizes{Frontends: 16, Pools: 16, Slots: 64} // so that extents are used again and again
 		p := opened(t, o)
 		defer clean(t, p)
 		a, b, other := poolOf(1, false, model.TCP, 1, 2), poolOf(1, false, model.TCP, 2), poolOf(2, false, model.TCP, 3)
@@ -774,10 +776,10 @@ func TestTrace(t *testing.T) {
 		)
 		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
 		defer stop()
-		events := make(chan bpf.Event, 100)
+		events := make(chan service.Event, 100)
 		ended := make(chan error, 1)
 		go func() {
-			_, err := p.Trace(ctx, bpf.Filter{Pools: []uint64{1}}, func(e bpf.Event) { events <- e })
+			_, err := p.Trace(ctx, service.Filter{Pools: []uint64{1}}, func(e service.Event) { events <- e })
 			ended <- err
 		}()
 		for {
@@ -785,7 +787,7 @@ func TestTrace(t *testing.T) {
 			request(model.TCP, "10.96.0.1:80", echo.Options{})
 			select {
 			case e := <-events:
-				want := bpf.Event{Time: e.Time, Namespace: e.Namespace, Pool: 1, Entry: netip.MustParseAddrPort("10.96.0.1:80"),
+				want := service.Event{Time: e.Time, Namespace: e.Namespace, Pool: 1, Entry: netip.MustParseAddrPort("10.96.0.1:80"),
 					Backend: netip.MustParseAddrPort("10.244.0.1:8080"), Protocol: 6, Process: uint32(os.Getpid()), Command: e.Command}
 				if e != want || e.Time == 0 || e.Namespace == 0 || e.Command == "" {
 					t.Errorf("event %+v, not %+v", e, want)
@@ -820,7 +822,7 @@ func TestMultipathTCP(t *testing.T) {
 			t.Error(err)
 		}
 		// Its inner sockets are the kernel's, which doesn't say when they are closed.
-		if names := namesOf(t, p); slices.ContainsFunc(names, func(n bpf.PeerName) bool { return n.Queried != 0 }) {
+		if names := namesOf(t, p); slices.ContainsFunc(names, func(n service.PeerName) bool { return n.Queried != 0 }) {
 			t.Error("a place is kept that nobody will give back")
 		}
 	}, endpoints...)

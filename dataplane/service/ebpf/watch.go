@@ -5,7 +5,7 @@ import (
 	"errors"
 	"io/fs"
 
-	"fairlead.dev/fairlead/kernel/bpf"
+	"fairlead.dev/fairlead/bpf/service"
 )
 
 // Watch implements dataplane.Watcher: it signals when pins of hooks are removed, and when another plane writes (see
@@ -50,7 +50,7 @@ func (p *Plane) signal(signals chan<- struct{}, other bool) {
 		if !p.hooked.Load() {
 			return
 		}
-		if digest, err := bpf.Attached(p.linksFolder(), nil); err == nil && digest == p.digest {
+		if digest, err := service.Attached(p.linksFolder(), nil); err == nil && digest == p.digest {
 			return
 		}
 	}

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/bpf/device"
+	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/sockets"
 	"fairlead.dev/fairlead/model"
@@ -103,7 +105,7 @@ func (p *Plane) makeMaps(w *writes) error {
 	if k := w.put[KindMaps][0].Key; k.Name != p.layout {
 		return fmt.Errorf("ebpf: %s: this version's maps are %s", k, p.layout)
 	}
-	m, err := bpf.CreateMaps(p.mapsFolder(), p.Sizes)
+	m, err := device.CreateMaps(p.mapsFolder(), p.Sizes)
 	if err != nil {
 		return err
 	}
@@ -120,7 +122,7 @@ func (p *Plane) dropMaps(layout string) error {
 			return err
 		}
 	}
-	return bpf.RemoveMaps(filepath.Join(p.folder, layout), p.Sizes)
+	return device.RemoveMaps(filepath.Join(p.folder, layout), p.Sizes)
 }
 
 // removeMaps removes maps that are not wanted.
@@ -175,7 +177,7 @@ func (p *Plane) deleteInterfaces(w *writes) error {
 }
 
 // readInterfaces adds the fact of the interfaces of pods, if there are some.
-func readInterfaces(m *bpf.Maps, facts []Fact) ([]Fact, error) {
+func readInterfaces(m *device.Maps, facts []Fact) ([]Fact, error) {
 	var i model.Interfaces
 	var err error
 	if i.Name, i.Prefix, err = m.PodInterfaces(); err != nil || i.Name == "" {
@@ -221,7 +223,7 @@ func (p *Plane) putPool(id uint64, value string) error {
 			return fmt.Errorf("%w; %s", err, moreEntries)
 		}
 		p.pools[id] = i
-		p.maps.Pools[i] = bpf.Pool{Id: id, Next: rand.Uint32()} // so that nodes don't all begin with the same backend
+		p.maps.Pools[i] = service.Pool{Id: id, Next: rand.Uint32()} // so that nodes don't all begin with the same backend
 	}
 	p.release(p.maps.Pools[i].Lead(at, e.fast()))
 	return nil
@@ -279,7 +281,7 @@ func (p *Plane) putFrontends(w *writes) error {
 	if err := p.held(facts); err != nil || len(facts) == 0 {
 		return err
 	}
-	keys, values := make([]bpf.Entry, len(facts)), make([]bpf.Frontend, len(facts))
+	keys, values := make([]service.Entry, len(facts)), make([]service.Frontend, len(facts))
 	for i, f := range facts {
 		var ok bool
 		if keys[i], values[i], ok = p.heldFrontend(f); !ok {
@@ -313,7 +315,7 @@ func (p *Plane) putEachFrontend(w *writes) error {
 		if !w.was[f.Key] {
 			p.maps.Enter(key) // packets may come at once
 		}
-		err := p.maps.PutFrontends([]bpf.Entry{key}, []bpf.Frontend{value})
+		err := p.maps.PutFrontends([]service.Entry{key}, []service.Frontend{value})
 		if err != nil && !w.was[f.Key] {
 			p.maps.Exit(key)
 		}
@@ -325,11 +327,11 @@ func (p *Plane) putEachFrontend(w *writes) error {
 var errNoPool = errors.New("ebpf: its pool isn't there")
 
 // heldFrontend returns a frontend as the kernel holds it, if its pools are there.
-func (p *Plane) heldFrontend(f Fact) (k bpf.Entry, v bpf.Frontend, ok bool) {
+func (p *Plane) heldFrontend(f Fact) (k service.Entry, v service.Frontend, ok bool) {
 	b := []byte(f.Value)
 	inside, ok := p.pools[binary.BigEndian.Uint64(b)]
 	outside, ok2 := p.pools[binary.BigEndian.Uint64(b[8:])]
-	v = bpf.Frontend{
+	v = service.Frontend{
 		Internal:   inside,
 		External:   outside,
 		Fallback:   b[16],
@@ -338,7 +340,15 @@ func (p *Plane) heldFrontend(f Fact) (k bpf.Entry, v bpf.Frontend, ok bool) {
 		Masquerade: b[19],
 		Restricted: b[20],
 		Dsr:        b[21],
-		NodePort:   uint8(b2i(entry(f.Key).AnyAddr())),
+	}
+	if entry(f.Key).AnyAddr() {
+		v.NodePort = service.NodePort
+	}
+	if b[22] != 0 {
+		v.NodePort |= service.NodePortRemote
+	}
+	if b[23] != 0 {
+		v.NodePort |= service.NodeAddress
 	}
 	v.Fast = fast(v)
 	return heldEntry(f.Key), v, ok && ok2
@@ -346,7 +356,7 @@ func (p *Plane) heldFrontend(f Fact) (k bpf.Entry, v bpf.Frontend, ok bool) {
 
 // fast returns the origins of clients on the node that connect_fast serves, though it may have to distinguish pods
 // from others.
-func fast(f bpf.Frontend) uint8 {
+func fast(f service.Frontend) uint8 {
 	if f.NodePort != 0 {
 		return 0
 	}
@@ -365,7 +375,7 @@ func (p *Plane) deleteFrontends(w *writes) error {
 	if p.maps == nil {
 		return nil
 	}
-	var keys []bpf.Entry
+	var keys []service.Entry
 	w.gone(KindFrontend, func(f Fact) error {
 		keys = append(keys, heldEntry(f.Key))
 		return nil
@@ -414,9 +424,9 @@ func (p *Plane) deleteAllowedSources(w *writes) error {
 }
 
 // heldAllowedSource returns an allowed source range as the kernel holds it.
-func heldAllowedSource(k Key) bpf.AllowedSource {
+func heldAllowedSource(k Key) device.AllowedSource {
 	e, r := allowedSource(k)
-	return bpf.AllowedSource{Entry: heldEntry(frontendKey(e)), Client: r}
+	return device.AllowedSource{Entry: heldEntry(frontendKey(e)), Client: r}
 }
 
 // countChange has the endpoints of UDP flows checked again, each at its next packet, once frontends or pools have
@@ -433,9 +443,9 @@ func (p *Plane) countChange(w *writes) error {
 }
 
 // heldEntry returns a frontend's key as the kernel holds it.
-func heldEntry(k Key) bpf.Entry {
+func heldEntry(k Key) service.Entry {
 	e := entry(k)
-	held := bpf.Entry{Port: bpf.Port(e.Port), Protocol: uint8(e.Protocol)}
+	held := service.Entry{Port: bpf.Port(e.Port), Protocol: uint8(e.Protocol)}
 	held.Address.Word = bpf.Words(e.Addr)
 	return held
 }
@@ -464,7 +474,7 @@ func (p *Plane) attach(w *writes) error {
 func (p *Plane) detach(w *writes) error {
 	return w.gone(KindHooks, func(Fact) error {
 		p.hooked.Store(false)
-		return bpf.Detach(p.linksFolder())
+		return service.Detach(p.linksFolder())
 	})
 }
 
@@ -488,7 +498,7 @@ func (p *Plane) closeSockets(w *writes) error {
 	}
 	udp, tcp, pools := sockets.Names{}, sockets.Names{}, map[uint32]*model.Pool{}
 	var errs []error
-	errs = append(errs, p.maps.Connected(func(cookie uint64, c bpf.Connected) {
+	errs = append(errs, p.maps.Connected(func(cookie uint64, c service.Connected) {
 		entry, at := c.Flow.Entry, addrPort(c.Flow.Backend.Address.Word, c.Flow.Backend.Port)
 		if !lost[at] {
 			return

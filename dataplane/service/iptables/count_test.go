@@ -203,6 +203,46 @@ func TestRulesTested(t *testing.T) {
 	}
 }
 
+// TestRulesTestedForRemoteNodes holds what other nodes' node ports cost: a step in the tree of 5,000 nodes is a rule.
+func TestRulesTestedForRemoteNodes(t *testing.T) {
+	parts := servicetest.Services(1000)
+	node := parts[0].(*model.ServiceNode)
+	for i := range 5000 {
+		node.RemoteNodePorts = append(node.RemoteNodePorts, servicetest.Address(172<<24|16<<16, i))
+	}
+	pool := servicetest.Pool(0, 0)
+	for i := range 100 {
+		to := model.Target{Pool: pool}
+		parts = append(parts, &model.Frontend{Internal: to, External: to, Remote: true, Masquerade: model.AllOrigins,
+			Entry: model.Entry{Addr: netip.IPv4Unspecified(), Port: uint16(30000 + i), Protocol: model.TCP}})
+	}
+	chains := tables4(t, parts)
+	pod := packet{src: servicetest.Address(10<<24|200<<16, 7), protocol: model.TCP, port: 30050}
+	for _, c := range []struct {
+		what   string
+		to     netip.Addr
+		from   netip.Addr
+		target string
+		most   int
+	}{
+		{"a node port of another node", servicetest.Address(172<<24|16<<16, 3456), pod.src, "DNAT", 40},
+		{"the same from outside", servicetest.Address(172<<24|16<<16, 3456), servicetest.Address(192<<24, 7), "", 32},
+		{"no Service", servicetest.Address(10<<24|200<<16, 9), pod.src, "", 4},
+	} {
+		pod.src, pod.dst = c.from, c.to
+		ends, after := count(t, chains, pod)
+		t.Logf("%s: at most %d rules", c.what, ends[len(ends)-1].rules+after)
+		for _, e := range ends {
+			if e.target != c.target || e.rules+after > c.most {
+				t.Errorf("%s: %d rules to %q, want at most %d to %q", c.what, e.rules+after, e.target, c.most, c.target)
+			}
+		}
+		if after == 4 {
+			t.Errorf("%s: a pod is masqueraded", c.what)
+		}
+	}
+}
+
 // tested returns how many rules a packet to each of the parts' frontends tests, on average and at most. Each of their
 // ten backends must have its share.
 func tested(t *testing.T, chains map[string][]string, parts []model.ServicePart, p packet) (mean float64, worst int) {

@@ -2,7 +2,8 @@
 // variants of those commands the host uses.
 //
 //	PREROUTING, OUTPUT ─▶ tree of address prefixes ─▶ leaf: one frontend ─▶ pool's chain: DNAT to a backend
-//	                  └─▶ NODEPORT ─▶ PORTS: tree of protocols and ports ─┘
+//	                  ├─▶ NODEPORT ─▶ PORTS: tree of protocols and ports ─┤
+//	                  └─▶ NODES: tree of other nodes ─▶ REMOTE: this node and its pods ─▶ RPORTS ─┘
 //	POSTROUTING ─▶ LEAVE: hides the source where that was noted on the way in, or where a pod would answer itself
 //	INPUT, FORWARD, OUTPUT of the table filter ─▶ FILTER: a tree of ClusterIPs and of those frontends that may refuse
 //	FORWARD of the table filter ─▶ FORWARD: accepts established and masqueraded connections, drops invalid packets

@@ -25,9 +25,11 @@ const (
 	KindFrontend      // an entry's place in the tree; of a ClusterIP, an entry without port and protocol
 	KindSysctl
 	KindHealth // that packets to a health check are accepted
+	KindRemote // that node ports are served at another node's address
 )
 
-// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name, a health check by its port.
+// Key names a fact: a pool by its chain, a frontend by its entry, a sysctl by its name, a health check by its port,
+// another node by its address.
 type Key struct {
 	Kind   Kind
 	Family iptables.Family
@@ -55,6 +57,8 @@ func (k Key) String() string {
 		return "frontend " + k.Entry.String()
 	case KindHealth:
 		return "health check " + k.Entry.String()
+	case KindRemote:
+		return "remote node " + k.Entry.Addr.String()
 	}
 	return "sysctl " + k.Name
 }
@@ -65,7 +69,7 @@ func (k Key) Group() string {
 		return "ClusterIP"
 	}
 	return [...]string{KindNode: "node", KindPool: "chain", KindFrontend: "frontend", KindSysctl: "sysctl",
-		KindHealth: "health"}[k.Kind]
+		KindHealth: "health", KindRemote: "remote node"}[k.Kind]
 }
 
 // Rank implements dataplane.Key: pools come before the frontends that lead to them, and the sysctl that lets packets
@@ -88,7 +92,7 @@ func familyOf(a netip.Addr) iptables.Family {
 func (p *Plane) Render(part model.ServicePart) []Fact {
 	switch v := part.(type) {
 	case *model.ServiceNode:
-		return p.possible(p.renderNode(v))
+		return p.possible(append(p.renderNode(v), renderRemotes(v)...))
 	case *model.Pool:
 		return renderPool(v)
 	case *model.Frontend:
@@ -116,6 +120,18 @@ func healthFact(f iptables.Family, port uint16) Fact {
 		any = netip.IPv6Unspecified()
 	}
 	return fact(Key{Kind: KindHealth, Family: f, Entry: model.Entry{Addr: any, Port: port, Protocol: model.TCP}}, "accept")
+}
+
+// renderRemotes returns the addresses of other nodes at which node ports are served.
+func renderRemotes(v *model.ServiceNode) (facts []Fact) {
+	for _, a := range v.RemoteNodePorts {
+		facts = append(facts, remoteFact(a))
+	}
+	return facts
+}
+
+func remoteFact(a netip.Addr) Fact {
+	return fact(Key{Kind: KindRemote, Family: familyOf(a), Entry: model.Entry{Addr: a}}, "serves node ports")
 }
 
 // renderNode returns what holds for this node, once for each family.
@@ -336,7 +352,7 @@ func parseProtocol(name string) (model.Protocol, error) {
 // renderFrontend returns an entry's place in the tree.
 func renderFrontend(v *model.Frontend) Fact {
 	f := &frontend{entry: v.Entry, internal: goal(v.Internal), external: goal(v.External), masqueradeFrom: v.Masquerade,
-		restricted: v.Sources != nil, sources: v.Sources}
+		restricted: v.Sources != nil, sources: v.Sources, remote: v.Remote}
 	f.normalize()
 	return f.fact()
 }
@@ -364,7 +380,7 @@ func goal(t model.Target) string {
 	return chainReject
 }
 
-// rejects reports whether a goal is a refusal.
+// rejects reports whether a goal is a rejection.
 func rejects(goal string) bool { return goal == chainDrop || goal == chainReject }
 
 // frontend is what becomes of an entry's packets.
@@ -374,6 +390,7 @@ type frontend struct {
 	masqueradeFrom     model.Origins
 	restricted         bool
 	sources            []netip.Prefix // the only ones let in, if restricted
+	remote             bool           // it is at other nodes' addresses, too
 }
 
 // normalize states in one way only that nothing is let in, and forgets whose source is hidden where no packet goes
@@ -401,6 +418,9 @@ func (f *frontend) String() string {
 	}
 	if f.masqueradeFrom != 0 {
 		text += " masquerade=" + strconv.Itoa(int(f.masqueradeFrom))
+	}
+	if f.remote {
+		text += " remote"
 	}
 	if !f.restricted {
 		return text

@@ -61,12 +61,11 @@ func lacks(f iptables.Family, of ...Variant) string {
 
 // common is what the plane supports with either variant.
 var common = model.Capabilities{
-	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin),
-	Batch:      Batch,
-	Tracked:    true,
-	Accepts:    true,
-	NoIPVLAN:   service.PodsBypass,
-	NoDirect:   service.RepliesReturn,
+	Schedulers:  model.SchedulersOf(model.Random, model.RoundRobin),
+	Batch:       Batch,
+	Tracked:     true,
+	Accepts:     true,
+	Unsupported: model.Unsupported{NoIPVLAN: service.PodsBypass, NoDirect: service.RepliesReturn},
 	Remarks: []model.Remark{
 		{ID: "accepts", Text: "Of forwarded packets, those of established connections and those that are masqueraded are " +
 			"accepted before other rules, whatever the policy of FORWARD, and in INPUT those to healthCheckNodePorts."},
@@ -245,6 +244,9 @@ func (h *held) facts() (facts []Fact) {
 	}
 	for port := range h.health {
 		facts = append(facts, healthFact(h.family, port))
+	}
+	for a := range h.remotes {
+		facts = append(facts, remoteFact(a))
 	}
 	for e, f := range h.frontends {
 		facts = append(facts, fact(Key{Kind: KindFrontend, Family: h.family, Entry: e}, f.String()))
@@ -445,11 +447,6 @@ func (p *Plane) Clean(ctx context.Context) error {
 // clean removes everything of ours from the plane's variant, as far as it can be read.
 func (p *Plane) clean(ctx context.Context) error {
 	facts, failed, err := p.read(ctx)
-	if errors.Is(errors.Join(failed...), iptables.ErrForeign) {
-		if there, lerr := p.conn.Chains(Prefix); lerr == nil && !there {
-			return err // somebody else's table alone
-		}
-	}
 	err = errors.Join(err, p.Write(ctx, nil, facts), errors.Join(failed...))
 	if err != nil || !p.counted {
 		return err

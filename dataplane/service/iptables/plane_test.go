@@ -63,7 +63,9 @@ func everything() *model.Snapshot {
 	s := &model.Snapshot{Frontends: map[model.Entry]*model.Frontend{},
 		ServiceNode: &model.ServiceNode{Node: &model.Node{Name: "a",
 			Pods: []netip.Prefix{pre("10.244.0.0/16"), pre("10.9.9.9/32"), pre("fd00:244::/48")}}, Localhost: true,
-			NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}, {First: a("::2"), Last: a("fd00::1")}}}}
+			NodePorts: []model.Range{{First: a("0.0.0.0"), Last: a("255.255.255.255")}, {First: a("::2"), Last: a("fd00::1")}},
+			RemoteNodePorts: []netip.Addr{a("10.0.0.2"), a("10.0.0.3"), a("10.0.1.4"), a("192.0.2.5"), a("203.0.113.6"),
+				a("fd00::2")}}}
 	id := uint64(1 << 60)
 	pool := func(n int, affinity time.Duration, base netip.Addr, p model.Protocol) *model.Pool {
 		id++
@@ -92,7 +94,7 @@ func everything() *model.Snapshot {
 						}
 						e := model.Entry{Addr: addr, Port: port, Protocol: protocol}
 						s.Frontends[e] = &model.Frontend{Entry: e, Internal: in, External: out, Masquerade: model.Origins(port % 8),
-							Sources: sources}
+							Sources: sources, Remote: e.AnyAddr() && port%4 < 2}
 					}
 					if n > 0 {
 						vip = vip.Next()
@@ -237,6 +239,68 @@ func TestForeignRulesArePreserved(t *testing.T) {
 			"-j ACCEPT\n"
 		if left := run("-t", "nat", "-S"); left != want {
 			t.Errorf("left is:\n%s", left)
+		}
+	})
+}
+
+// Rules of another owner that the commands can't print stop no change of ours, and stay as they are: after a change by
+// this agent, by one that starts anew, and when someone removes what leads to us.
+func TestUnprintableRulesOfOthers(t *testing.T) {
+	netnstest.Do(t, func() {
+		p, err := NewVariant(NFT)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer func() { p.Close() }()
+		run := func(args ...string) string {
+			out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %v: %s", args, err, out)
+			}
+			return string(out)
+		}
+		all, few := servicetest.Facts(t, p, everyPart()), servicetest.Facts(t, p, servicetest.Services(3))
+		move := func(what string, from, to []Fact) {
+			t.Helper()
+			err := p.Write(t.Context(), servicetest.Difference(to, from), servicetest.Difference(from, to))
+			if wrong := holds(t, p, to); wrong != "" || err != nil {
+				t.Errorf("%s: %v, %s", what, err, wrong)
+			}
+		}
+		move("alone", nil, all)
+		for _, table := range []string{"ip raw", "ip nat", "ip filter", "ip6 nat", "ip6 filter"} {
+			_, name, _ := strings.Cut(table, " ")
+			run("nft", "add chain "+table+" others")
+			for _, chain := range append([]string{"others"}, builtIn[name]...) {
+				run("nft", fmt.Sprintf("add rule %s %s ct state vmap { invalid : drop }", table, chain))
+			}
+		}
+		theirs := strings.Count(run("nft", "list", "ruleset"), "vmap")
+		move("fewer", all, few)
+		p.Close()
+		if p, err = NewVariant(NFT); err != nil {
+			t.Error(err)
+			return
+		}
+		if wrong := holds(t, p, few); wrong != "" {
+			t.Errorf("started anew: %s", wrong)
+		}
+		move("more", few, all)
+		run("iptables-nft", "-t", "nat", "-D", "PREROUTING", "1")
+		held, err := p.Read(t.Context())
+		if err != nil || len(servicetest.Difference(all, held)) == 0 {
+			t.Errorf("what leads to us is gone, and read as if it were there: %v", err)
+		}
+		move("repaired", held, all)
+		if n := strings.Count(run("nft", "list", "ruleset"), "vmap"); n != theirs {
+			t.Errorf("%d rules of others, there were %d", n, theirs)
+		}
+		if err := p.Clean(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if left := run("nft", "list", "ruleset"); strings.Count(left, "vmap") != theirs || strings.Contains(left, Prefix) {
+			t.Errorf("after clean: %s", left)
 		}
 	})
 }

@@ -30,7 +30,8 @@ type heldPool struct {
 // understand finds out what facts the tables stand for. Rules are read loosely; then all that they would have come from
 // is built again and must be what is there, word for word.
 func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table) *held {
-	h := &held{ruleset: ruleset{family: f, mark: mark, frontends: map[model.Entry]*frontend{}, health: map[uint16]bool{}},
+	h := &held{ruleset: ruleset{family: f, mark: mark, frontends: map[model.Entry]*frontend{}, health: map[uint16]bool{},
+		remotes: map[netip.Addr]bool{}},
 		pools: map[string]heldPool{}, tables: map[string]*content{}}
 	for _, table := range tables {
 		h.tables[table] = newContent()
@@ -48,9 +49,28 @@ func understand(f iptables.Family, mark uint32, read map[string]*iptables.Table)
 	}
 	h.clusterIPs(h.tables["filter"])
 	if h.wrong == "" {
-		h.wrong = differs(h.tables, h.build())
+		should := h.build()
+		h.identify(should)
+		h.wrong = differs(h.tables, should)
 	}
 	return h
+}
+
+// identify puts in place of each rule that leads to us and can't be read the one that should lead there.
+func (h *held) identify(should map[string]*content) {
+	for table, c := range h.tables {
+		for name, rules := range c.leads {
+			for i, r := range rules {
+				if !strings.HasPrefix(r, iptables.Unreadable) {
+					continue
+				}
+				leadsThere := func(want string) bool { return parseRule(want).target == parseRule(r).target }
+				if k := slices.IndexFunc(should[table].leads[name], leadsThere); k >= 0 {
+					rules[i] = should[table].leads[name][k]
+				}
+			}
+		}
+	}
 }
 
 // parseTable sorts what a table holds of ours: pools, which are understood at once, other chains, and what leads to
@@ -182,7 +202,7 @@ func (h *held) climb(nat *content) {
 		c.markings["-j "+masqueradeChain(m)] = m
 	}
 	for _, r := range nat.leads["PREROUTING"] {
-		if r := parseRule(r); r.target != chainNode {
+		if r := parseRule(r); r.target != chainNode && r.target != chainRemotes {
 			c.walk(r.target, 0, 160, netip.Addr{})
 		}
 	}
@@ -191,6 +211,25 @@ func (h *held) climb(nat *content) {
 		any = netip.IPv6Unspecified()
 	}
 	c.walk(chainPorts, 0, 160, any)
+	h.climbRemotes(c, any)
+}
+
+// climbRemotes collects other nodes' addresses, and which node ports are served there.
+func (h *held) climbRemotes(c *climber, any netip.Addr) {
+	for _, rules := range c.nat.chains {
+		for _, text := range rules {
+			if r := parseRule(text); r.target == chainRemote && r.to.IsValid() && r.to.IsSingleIP() {
+				h.remotes[r.to.Addr()] = true
+			}
+		}
+	}
+	there := climber{nat: c.nat, found: map[model.Entry]*frontend{}, markings: c.markings}
+	there.walk(chainRemotePorts, 0, 160, any)
+	for e := range there.found {
+		if f := c.found[e]; f != nil {
+			f.remote = true
+		}
+	}
 }
 
 // climber walks the tree of a table.

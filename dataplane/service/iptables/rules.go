@@ -14,8 +14,8 @@ import (
 // Prefix begins the name of each of our chains.
 const Prefix = "FAIRLEAD-"
 
-// Chains that there is one of. Those of refusals are ends in the table nat, where nothing can be refused, and refuse in
-// the table filter.
+// Chains that there is one of. Those of rejections are ends in the table nat, where nothing can be refused, and refuse
+// in the table filter.
 const (
 	chainState          = Prefix + "STATE"      // never entered: its comments say what the node fact is
 	chainReject         = Prefix + "REJECT"     // answers that no endpoint is there
@@ -25,6 +25,9 @@ const (
 	chainRejectDispatch = Prefix + "FILTER"     // finds frontends that may reject, ClusterIPs and unallocated addresses
 	chainNode           = Prefix + "NODEPORT"   // packets to this node's own addresses
 	chainPorts          = Prefix + "PORTS"      // to those that take node ports
+	chainRemotes        = Prefix + "NODES"      // packets to other nodes' addresses that take node ports
+	chainRemote         = Prefix + "REMOTE"     // to one of those: this node and pods go on
+	chainRemotePorts    = Prefix + "RPORTS"     // to the node ports there
 	chainGuard          = Prefix + "GUARD"      // drops packets to loopback addresses from outside
 	chainHealth         = Prefix + "HEALTH"     // accepts packets to health checks
 	// accepts translated connections, and drops what connection tracking calls invalid
@@ -71,15 +74,16 @@ type ruleset struct {
 	family    iptables.Family
 	node      *node // nil: none
 	frontends map[model.Entry]*frontend
-	health    map[uint16]bool // ports of health checks
-	localnet  bool            // the sysctl route_localnet was changed by us
-	mark      uint32          // the bit of the packet mark that is ours
+	remotes   map[netip.Addr]bool // of other nodes, where node ports are served
+	health    map[uint16]bool     // ports of health checks
+	localnet  bool                // the sysctl route_localnet was changed by us
+	mark      uint32              // the bit of the packet mark that is ours
 }
 
 // build returns every table's content.
 func (w *ruleset) build() map[string]*content {
 	out := map[string]*content{"raw": newContent(), "filter": newContent(), "nat": newContent()}
-	if w.node == nil && len(w.frontends)+len(w.health) == 0 && !w.localnet {
+	if w.node == nil && len(w.frontends)+len(w.health)+len(w.remotes) == 0 && !w.localnet {
 		return out
 	}
 	var all, closed []*frontend
@@ -115,8 +119,8 @@ func (w *ruleset) build() map[string]*content {
 // nat translates.
 func (w *ruleset) nat(c *content, of []*frontend) {
 	c.chains[chainState] = w.state()
-	for _, refusal := range []string{chainReject, chainDrop} {
-		c.chains[refusal] = []string{"-j ACCEPT"}
+	for _, rejection := range []string{chainReject, chainDrop} {
+		c.chains[rejection] = []string{"-j ACCEPT"}
 	}
 	t := &tree{chains: c.chains, masquerading: map[string]masquerading{},
 		forget: fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", w.mark)}
@@ -139,7 +143,7 @@ func (w *ruleset) nat(c *content, of []*frontend) {
 	var leads []string
 	for _, door := range doors(addressed) {
 		p := shared(door)
-		name := prefixChain(p)
+		name := prefixChain(p, false)
 		t.root(name, door)
 		leads = append(leads, within(p)+"-j "+name)
 	}
@@ -147,24 +151,28 @@ func (w *ruleset) nat(c *content, of []*frontend) {
 		leads = append(leads, toNode)
 		w.nodePorts(t, ports)
 	}
+	leads = append(leads, w.remotePorts(t, ports)...)
 	c.leads["PREROUTING"], c.leads["OUTPUT"] = leads, leads
 	w.branches(c.chains, of, func(goal string) string { return "-g " + goal })
 }
 
 // filter refuses what nat did not translate.
 func (w *ruleset) filter(c *content, of []*frontend) {
-	w.refusals(c.chains)
+	w.rejections(c.chains)
 	t := &tree{chains: c.chains}
 	addressed, ports := apart(of)
 	c.chains[chainRejectDispatch] = nil
 	for _, door := range doors(addressed) {
 		p := shared(door)
-		t.root(prefixChain(p), door)
-		t.add(chainRejectDispatch, within(p)+"-j "+prefixChain(p))
+		t.root(prefixChain(p, false), door)
+		t.add(chainRejectDispatch, within(p)+"-j "+prefixChain(p, false))
 	}
 	if len(ports) > 0 {
 		t.add(chainRejectDispatch, toNode)
 		w.nodePorts(t, ports)
+	}
+	for _, lead := range w.remotePorts(t, ports) {
+		t.add(chainRejectDispatch, lead)
 	}
 	if w.node != nil {
 		for _, r := range w.node.services {
@@ -210,8 +218,8 @@ func (w *ruleset) healthChecks(c *content) {
 // masquerade has the kernel draw ports at random: two connections that begin at once seldom draw the same one.
 const masquerade = "MASQUERADE --random-fully"
 
-// refusals returns the chains that refuse.
-func (w *ruleset) refusals(chains map[string][]string) {
+// rejections returns the chains that refuse.
+func (w *ruleset) rejections(chains map[string][]string) {
 	unreachable := "icmp-port-unreachable"
 	if w.family == iptables.IPv6 {
 		unreachable = "icmp6-port-unreachable"
@@ -248,6 +256,37 @@ func (w *ruleset) nodePorts(t *tree, of []*frontend) {
 		}
 	}
 	t.root(chainPorts, of)
+}
+
+// remotePorts has this node and its pods find those of node ports that are served at other nodes' addresses, and
+// returns what leads there. In the table nat the tree of addresses also says which they are, when nothing leads there.
+func (w *ruleset) remotePorts(t *tree, of []*frontend) (leads []string) {
+	var ports, nodes []*frontend
+	for _, f := range of {
+		if f.remote {
+			there := *f
+			there.masqueradeFrom &^= model.OriginsOf(model.FromPod)
+			ports = append(ports, &there)
+		}
+	}
+	if len(w.remotes) == 0 || t.masquerading == nil && len(ports) == 0 {
+		return nil
+	}
+	for a := range w.remotes {
+		nodes = append(nodes, &frontend{entry: model.Entry{Addr: a}, internal: chainRemote, external: chainRemote})
+	}
+	slices.SortFunc(nodes, order)
+	own := tree{masquerading: t.masquerading, forget: t.forget, remote: true, chains: t.chains}
+	own.root(chainRemotes, nodes)
+	own.root(chainRemotePorts, ports)
+	t.chains[chainRemote] = nil
+	for _, clients := range append([]string{"-m addrtype --src-type LOCAL "}, w.node.fromPods()...) {
+		t.add(chainRemote, clients+"-g "+chainRemotePorts)
+	}
+	if len(ports) > 0 {
+		leads = append(leads, within(shared(nodes))+"-j "+chainRemotes)
+	}
+	return leads
 }
 
 // whole reports whether a range holds every address of its family.

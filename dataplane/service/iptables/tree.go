@@ -25,6 +25,7 @@ type tree struct {
 	// the rules that note whose source is hidden, by origins' chains; nil in the table filter
 	masquerading map[string]masquerading
 	forget       string              // the rule that takes the note away
+	remote       bool                // of other nodes' addresses, or their ports: its chains have names of their own
 	chains       map[string][]string // what is built
 }
 
@@ -61,7 +62,7 @@ func (t *tree) grow(chain, branch string, of []*frontend, masqueraded bool) {
 			}
 			return
 		}
-		from, end, test, name := part(of)
+		from, end, test, name := part(of, t.remote)
 		if end-from == 1 {
 			t.leaf(chain, of[from], masqueraded)
 		} else {
@@ -134,24 +135,24 @@ func to(a netip.Addr, bits int) string {
 // part returns those of frontends, from and end, that one test tells from all others and that are nearest to a half of
 // them: a prefix's, or of one address a protocol's, or half of the ports. It returns the test, and the name of the
 // part's chain.
-func part(of []*frontend) (from, end int, test, chain string) {
+func part(of []*frontend, remote bool) (from, end int, test, chain string) {
 	first, last := of[0].entry, of[len(of)-1].entry
 	if first.Addr != last.Addr {
 		from, end = halves(of).Nearest()
 		p := shared(of[from:end])
-		return from, end, "-d " + p.String(), prefixChain(p)
+		return from, end, "-d " + p.String(), prefixChain(p, remote)
 	}
 	address := to(first.Addr, first.Addr.BitLen())
 	if first.Protocol != last.Protocol {
 		for end = 1; of[end].entry.Protocol == first.Protocol; {
 			end++
 		}
-		return 0, end, fmt.Sprintf("%s-p %s", address, first.Protocol), portsChain(first, "")
+		return 0, end, fmt.Sprintf("%s-p %s", address, first.Protocol), portsChain(first, "", remote)
 	}
 	end = len(of) / 2
 	ports := fmt.Sprintf("%d:%d", first.Port, of[end-1].entry.Port)
 	return 0, end, fmt.Sprintf("%s-p %[2]s -m %[2]s --dport %[3]s", address, first.Protocol, ports),
-		portsChain(first, ports)
+		portsChain(first, ports, remote)
 }
 
 // halves returns frontends as xt halves them.
@@ -165,19 +166,28 @@ func shared(of []*frontend) netip.Prefix { return halves(of).Shared() }
 // longest is the length of a chain's name that the kernel takes.
 const longest = 28
 
+// kind returns what the names of a tree's chains begin with.
+func kind(remote bool) string {
+	if remote {
+		return "R"
+	}
+	return ""
+}
+
 // prefixChain names the chain of a prefix: by itself, or where that is too long by a hash.
-func prefixChain(p netip.Prefix) string {
-	name := Prefix + strings.ReplaceAll(p.String(), ":", "_")
+func prefixChain(p netip.Prefix, remote bool) string {
+	name := Prefix + kind(remote) + strings.ReplaceAll(p.String(), ":", "_")
 	if len(name) > longest {
-		return hashed("NET", p.String())
+		return hashed(kind(remote)+"NET", p.String())
 	}
 	return name
 }
 
 // portsChain names the chain of an address's protocol, or of some of its ports.
-func portsChain(e model.Entry, ports string) string {
+func portsChain(e model.Entry, ports string, remote bool) string {
 	if e.AnyAddr() {
-		return strings.TrimSuffix(fmt.Sprintf("%s%s-%s", Prefix, e.Protocol, strings.ReplaceAll(ports, ":", "-")), "-")
+		name := fmt.Sprintf("%s%s%s-%s", Prefix, kind(remote), e.Protocol, strings.ReplaceAll(ports, ":", "-"))
+		return strings.TrimSuffix(name, "-")
 	}
 	return hashed("ADR", fmt.Sprint(e.Addr, e.Protocol, ports))
 }

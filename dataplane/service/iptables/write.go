@@ -3,6 +3,7 @@ package iptables
 import (
 	"bytes"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"fairlead.dev/fairlead/dataplane/xt"
@@ -23,7 +24,7 @@ type change struct {
 func (h *held) change(put, del []Fact) (*change, error) {
 	c := &change{from: h, ruleset: h.ruleset, pools: map[string]*heldPool{}, bodies: map[string][]chain{}}
 	rebuild := h.wrong != ""
-	frontends, health := map[model.Entry]*frontend{}, map[uint16]bool{}
+	frontends, health, remotes := map[model.Entry]*frontend{}, map[uint16]bool{}, map[netip.Addr]bool{}
 	for _, f := range del {
 		switch f.Key.Kind {
 		case KindNode:
@@ -34,6 +35,8 @@ func (h *held) change(put, del []Fact) (*change, error) {
 			frontends[f.Key.Entry] = nil
 		case KindHealth:
 			health[f.Key.Entry.Port] = false
+		case KindRemote:
+			remotes[f.Key.Entry.Addr] = false
 		case KindSysctl:
 			c.sysctl = new(bool)
 		}
@@ -49,6 +52,8 @@ func (h *held) change(put, del []Fact) (*change, error) {
 			frontends[f.Key.Entry] = f.Body.(*frontend)
 		case KindHealth:
 			health[f.Key.Entry.Port] = true
+		case KindRemote:
+			remotes[f.Key.Entry.Addr] = true
 		case KindSysctl:
 			yes := true
 			c.sysctl = &yes
@@ -64,15 +69,24 @@ func (h *held) change(put, del []Fact) (*change, error) {
 			}
 		}
 	}
-	if len(health) > 0 {
-		c.health, rebuild = maps.Clone(h.health), true
-		maps.Copy(c.health, health)
-		maps.DeleteFunc(c.health, func(_ uint16, wanted bool) bool { return !wanted })
-	}
+	c.health, rebuild = changed(h.health, health, rebuild)
+	c.remotes, rebuild = changed(h.remotes, remotes, rebuild)
 	if rebuild || c.sysctl != nil {
 		c.tables = map[string]*content{} // built when it is known whose the sysctl is
 	}
 	return c, nil
+}
+
+// changed returns a set with what is to be in it or not, and whether anything is to be rebuilt.
+func changed[K comparable](of, by map[K]bool, rebuild bool) (map[K]bool, bool) {
+	if len(by) == 0 {
+		return of, rebuild
+	}
+	now := map[K]bool{}
+	maps.Copy(now, of)
+	maps.Copy(now, by)
+	maps.DeleteFunc(now, func(_ K, wanted bool) bool { return !wanted })
+	return now, true
 }
 
 // putPool takes in a pool.

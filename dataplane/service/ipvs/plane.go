@@ -29,11 +29,12 @@ var Capabilities = model.Capabilities{
 	Schedulers: model.AllSchedulers &^ model.SchedulersOf(model.Random, model.DestinationHash),
 	Tracked:    true,
 	PreDNAT:    true,
-	NoIPVLAN:   service.PodsBypass,
-	NoDirect:   service.RepliesReturn,
+	Unsupported: model.Unsupported{NoIPVLAN: service.PodsBypass, NoDirect: service.RepliesReturn,
+		NoRemote: "its rules lead packets for this node's addresses to IPVS, and no others",
+		NoLocal:  "its rules lead node ports alone from loopback addresses to IPVS"},
 	Long: []model.Remark{{ID: "long", Text: longLost, About: service.All()},
 		{ID: "long-unmatched", Text: longLost, About: &model.Packets{Unmatched: true}}},
-	Remarks: []model.Remark{service.RemarkForward, service.RemarkInvalid,
+	Remarks: []model.Remark{service.RemarkForward, service.RemarkInvalid, service.RemarkRemote,
 		{ID: "udp-policy-local", Text: "A UDP flow ends when a traffic policy that becomes Local leaves its Service port " +
 			"without a virtual server: if no other of its addresses has policy Cluster.", About: service.Over(model.UDP)},
 		{ID: "schedulers", Text: "IPVS has no random scheduler: weighted round-robin replaces it. Its destination hash " +

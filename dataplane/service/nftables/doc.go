@@ -16,12 +16,13 @@
 //	entry, admitted, side   0 · code → the chain that does what is next
 //	hide                    0 · whose source is hidden → the chain that hides it
 //
-// A node port stands as address 0. A packet that opens a connection finds its frontend in service (stage entry), and a
-// chain named for what is next: pick4-10 draws one of ten slots (a backend has as many as it weighs), restricted4 looks
-// at the client first (stage admitted), split4 tells clients inside from those outside (stages inside and outside),
-// refuse answers that nothing is there. What matches no frontend is rejected at a ClusterIP (stage unmatched, without
-// protocol and port) and dropped at an unallocated address. Packets of established connections see none of it, and no
-// packet is ever marked: on the way out leave4 finds the frontend again by the connection's original destination.
+// A node port stands as address 0, at other nodes' addresses in a stage of its own. A packet that opens a connection
+// finds its frontend in service (stage entry), and a chain named for what is next: pick4-10 draws one of ten slots (a
+// backend has as many as it weighs), restricted4 looks at the client first (stage admitted), split4 tells clients
+// inside from those outside (stages inside and outside), refuse answers that nothing is there. What matches no frontend
+// is rejected at a ClusterIP (stage unmatched, without protocol and port) and dropped at an unallocated address.
+// Packets of established connections see none of it, and no packet is ever marked: on the way out leave4 finds the
+// frontend again by the connection's original destination.
 //
 // A pool whose backends take turns has a chain of its own, since it is the rule that counts; the verdict maps then have
 // one more entry for each Service that asks for that.

@@ -41,6 +41,9 @@ type Key struct{ table.Key }
 // Fact is a fact of this plane.
 type Fact = table.Fact[Key]
 
+// Foundation implements dataplane.Foundation: with a table of another layout goes all that it holds.
+func (k Key) Foundation() bool { return k.Kind == KindTable }
+
 // sysctlFact returns the fact of a sysctl.
 func sysctlFact(name, value string) Fact {
 	return Fact{Key: Key{table.Key{Kind: KindSysctl, Name: name}}, Value: value}
@@ -79,7 +82,7 @@ func (k Key) Rank() int {
 		return 4 // their chains are there
 	case "service":
 		// the stage that lets packets in comes last
-		return [...]int{stageEntry: 8, stageAdmitted: 7, stageInternal: 6, stageExternal: 6,
+		return [...]int{stageEntry: 8, stageAdmitted: 7, stageInternal: 6, stageExternal: 6, stageRemote: 8,
 			stageUnmatched: 9}[binary.NativeEndian.Uint32([]byte(k.Element))%stages]
 	case "unallocated":
 		return 9 // until all frontends are there, others may serve them
@@ -104,7 +107,8 @@ const (
 	stageAdmitted
 	stageInternal
 	stageExternal
-	stageUnmatched // what no frontend matches, at a ClusterIP: without port and protocol
+	stageRemote    // node ports at other nodes' addresses
+	stageUnmatched // what no frontend matches, at a ClusterIP or another node's address: without port and protocol
 	stages
 )
 
@@ -174,7 +178,7 @@ func element(set string, key []byte, value string) Fact { return declared.Elemen
 func (p *Plane) Render(part model.ServicePart) []Fact {
 	switch v := part.(type) {
 	case *model.ServiceNode:
-		return node(v)
+		return p.node(v)
 	case *model.Pool:
 		return pool(v)
 	case *model.Frontend:
@@ -263,6 +267,9 @@ func (p *Plane) frontend(v *model.Frontend) []Fact {
 		first = next{does: restricts, any: any}
 	}
 	stage(stageEntry, "entry", first)
+	if v.Remote {
+		stage(stageRemote, "side", first)
+	}
 	for _, r := range v.Sources {
 		facts = append(facts, element("permitted"+f.Name, table.SourceRange(at, r), ""))
 	}
@@ -270,9 +277,12 @@ func (p *Plane) frontend(v *model.Frontend) []Fact {
 }
 
 // clusterIP returns what rejects packets to an address that match no frontend.
-func (p *Plane) clusterIP(v *model.ClusterIP) []Fact {
-	f, n := protoOf(v.Addr), next{does: rejects}
-	key := table.EntryKey(nft.Word(nil, stageUnmatched), model.Entry{Addr: v.Addr})
+func (p *Plane) clusterIP(v *model.ClusterIP) []Fact { return p.unmatched(v.Addr, next{does: rejects}) }
+
+// unmatched returns what does n with packets to an address that match no frontend there.
+func (p *Plane) unmatched(a netip.Addr, n next) []Fact {
+	f := protoOf(a)
+	key := table.EntryKey(nft.Word(nil, stageUnmatched), model.Entry{Addr: a})
 	return append(p.lead(f, "entry", n), element("service"+f.Name, key, string(n.code())))
 }
 

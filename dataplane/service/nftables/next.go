@@ -17,6 +17,7 @@ const (
 	restricts             // lets permitted sources go on
 	splits                // tells clients inside from those outside
 	picks                 // draws a backend
+	remotes               // has this node and pods find a node port of another node's
 )
 
 // next is what is to be done with a packet whose frontend was found. Its code stands in the frontend's element; equal
@@ -115,7 +116,7 @@ func (n next) code() []byte {
 // chain names the chain that does n, such as restricted4-any or pick6-10-outside-10800s.
 func (n next) chain(f *proto) string {
 	name := map[deed]string{rejects: "refuse", restricts: "restricted" + f.Name, splits: "split" + f.Name,
-		picks: "pick" + f.Name}[n.does]
+		picks: "pick" + f.Name, remotes: "remote" + f.Name}[n.does]
 	if n.does == picks {
 		name += fmt.Sprintf("-%d", n.size)
 	}

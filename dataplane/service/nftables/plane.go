@@ -14,7 +14,7 @@ import (
 )
 
 // Plane writes facts into one network namespace. It implements dataplane.Plane[model.ServicePart, Key, string],
-// dataplane.Watcher and dataplane.Cleaner.
+// dataplane.Checker, dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	conn      *nft.Conn
 	sysctls   map[string]*sysctl.File
@@ -23,6 +23,7 @@ type Plane struct {
 
 var (
 	_ dataplane.Plane[model.ServicePart, Key, string] = (*Plane)(nil)
+	_ dataplane.Checker[Key, string]                  = (*Plane)(nil)
 	_ dataplane.Watcher                               = (*Plane)(nil)
 	_ dataplane.Cleaner                               = (*Plane)(nil)
 )
@@ -41,8 +42,9 @@ const tableEntries = 100
 
 // Capabilities is what the plane supports.
 var Capabilities = model.Capabilities{
-	Name: "nftables", Tracked: true, NoIPVLAN: service.PodsBypass, NoDirect: service.RepliesReturn,
-	Capacity: model.Capacity{TableEntriesPerBackend: tableEntries},
+	Name: "nftables", Tracked: true,
+	Unsupported: model.Unsupported{NoIPVLAN: service.PodsBypass, NoDirect: service.RepliesReturn},
+	Capacity:    model.Capacity{TableEntriesPerBackend: tableEntries},
 	Schedulers: model.SchedulersOf(model.Random, model.RoundRobin, model.WeightedRoundRobin, model.SourceHash,
 		model.DestinationHash, model.Maglev),
 	Remarks: []model.Remark{service.RemarkForward, service.RemarkInvalid,
@@ -85,25 +87,63 @@ func (p *Plane) Read(context.Context) ([]Fact, error) {
 	return facts, err
 }
 
-// Write implements dataplane.Plane: one transaction, and the sysctl after (or, when it goes, before) it.
-func (p *Plane) Write(ctx context.Context, put, del []Fact) error {
+// Write implements dataplane.Plane: one transaction, also where the table is made anew, and the sysctl after (or, when
+// it goes, before) it.
+func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	w := table.Sort(put, del)
-	if w.Anew() {
-		if err := p.Clean(ctx); err != nil {
-			return err
-		}
-		w.DropDeletions(KindSysctl)
-	} else if len(w.Del(KindSysctl)) > 0 {
+	there, err := declared.Exists(p.conn)
+	if err != nil {
+		return err
+	}
+	if there && len(w.Put(KindSysctl)) == 0 && (w.Anew() || len(w.Del(KindSysctl)) > 0) {
 		if err := p.restoreSysctl(); err != nil {
 			return err
 		}
 	}
-	var tx nft.Tx
-	declared.Compose(&tx, w)
-	if err := p.conn.Commit(&tx); err != nil {
+	tx, err := p.transaction(w, there)
+	if err != nil {
+		return err
+	}
+	if err := p.conn.Commit(tx); err != nil {
 		return err
 	}
 	return p.set(w.Put(KindSysctl))
+}
+
+// Check implements dataplane.Checker.
+func (p *Plane) Check(_ context.Context, put, del []Fact) error {
+	there, err := declared.Exists(p.conn)
+	if err != nil {
+		return err
+	}
+	tx, err := p.transaction(table.Sort(put, del), there)
+	if err != nil {
+		return err
+	}
+	return p.conn.Check(tx)
+}
+
+// transaction returns what makes facts of the table so. One that is there and made anew goes in it, but for the mark of
+// the sysctl.
+func (p *Plane) transaction(w *table.Writes[Key], there bool) (*nft.Tx, error) {
+	var tx nft.Tx
+	marked := false
+	if w.Anew() {
+		if there {
+			chains, err := p.conn.Chains(Table)
+			if err != nil {
+				return nil, err
+			}
+			marked = slices.Contains(chains, setHere)
+			tx.DelTable(Table)
+		}
+		w.DropDeletions(KindSysctl)
+	}
+	declared.Compose(&tx, w)
+	if marked && len(w.Put(KindTable)) > 0 {
+		tx.AddChain(Table, nft.Chain{Name: setHere})
+	}
+	return &tx, nil
 }
 
 // writeSysctl sets a sysctl of the plane's namespace.

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -80,7 +81,7 @@ func (n next) remembering(f *proto) [][]nft.Expr {
 }
 
 // node returns everything that does not depend on Services.
-func node(v *model.ServiceNode) []Fact {
+func (p *Plane) node(v *model.ServiceNode) []Fact {
 	facts := declared.Frame()
 	for name, rules := range baseChains {
 		facts = append(facts, declared.Chain(name, rules))
@@ -91,6 +92,9 @@ func node(v *model.ServiceNode) []Fact {
 	}
 	for _, r := range v.ServiceRanges {
 		facts = append(facts, unallocated(r))
+	}
+	for _, a := range v.RemoteNodePorts {
+		facts = append(facts, p.unmatched(a, next{does: remotes})...)
 	}
 	if v.Localhost {
 		facts = append(facts, declared.Chain("localhost", guard()), sysctlFact(routeLocalnet, "1"))
@@ -104,6 +108,7 @@ func (f *proto) chains(v *model.ServiceNode) []Fact {
 		declared.Chain("enter"+f.Name, f.enter()),
 		declared.Chain("nodeports"+f.Name, f.nodePorts(v)),
 		declared.Chain("leave"+f.Name, f.leave(v)),
+		declared.Chain(next{does: remotes}.chain(f), f.internal(v, f.follow(stageRemote, true, "side"))),
 	}
 	for _, any := range []bool{false, true} {
 		facts = append(facts,
@@ -150,25 +155,38 @@ func (f *proto) restricted(any bool) [][]nft.Expr {
 
 // split sends clients on this node and pods to the inside, others to the outside.
 func (f *proto) split(v *model.ServiceNode, any bool) [][]nft.Expr {
-	internal := f.follow(stageInternal, any, "side")
-	rules := [][]nft.Expr{append(nft.FibLocal(true, nft.R(0)), internal...)}
-	for _, pods := range f.Pods(v.Node) {
-		rules = append(rules, append(pods(nft.Eq, 0), internal...))
-	}
+	rules := f.internal(v, f.follow(stageInternal, any, "side"))
 	return append(rules, f.follow(stageExternal, any, "side"), nft.Exprs(nft.Do(nft.DropIt)))
 }
 
-// leave finds the frontend of a translated connection again, by its original destination, to hide its source.
+// internal returns the rules that do then for clients on this node and pods.
+func (f *proto) internal(v *model.ServiceNode, then []nft.Expr) [][]nft.Expr {
+	rules := [][]nft.Expr{append(nft.FibLocal(true, nft.R(0)), then...)}
+	for _, pods := range f.Pods(v.Node) {
+		rules = append(rules, append(pods(nft.Eq, 0), then...))
+	}
+	return rules
+}
+
+// leave finds the frontend of a translated connection again, by its original destination, to hide its source. A pod's
+// is not hidden where that is another node's address.
 func (f *proto) leave(v *model.ServiceNode) [][]nft.Expr {
-	original := func(addr nft.Expr) []nft.Expr {
-		return nft.Exprs(nft.Clear(nft.R(zero)), nft.Load(nft.R(matchKey), nft.Word(nil, stageEntry)), addr,
+	original := func(addr nft.Expr, but ...nft.Expr) []nft.Expr {
+		find := nft.Exprs(nft.Clear(nft.R(zero)), nft.Load(nft.R(matchKey), nft.Word(nil, stageEntry)), addr,
 			nft.Meta(nft.MetaL4Proto, nft.R(matchKey+1+f.Words)),
-			nft.CtOriginal(nft.CtProtoDst, nft.R(matchKey+2+f.Words)), nft.Map("source"+f.Name, nft.R(matchKey), nft.R(zero+1)),
-			nft.VMap("hide"+f.Name, nft.R(zero)))
+			nft.CtOriginal(nft.CtProtoDst, nft.R(matchKey+2+f.Words)), nft.Map("source"+f.Name, nft.R(matchKey), nft.R(zero+1)))
+		return nft.Join(find, but, nft.Exprs(nft.VMap("hide"+f.Name, nft.R(zero))))
 	}
 	rules := [][]nft.Expr{original(nft.CtOriginal(f.CtDst, nft.R(matchKey+1)))}
-	any := original(nft.Load(nft.R(matchKey+1), f.Any.AsSlice()))
-	return append(rules, f.Within(nft.CtOriginal(f.CtDst, nft.R(0)), v.NodePorts, any)...)
+	any := nft.Load(nft.R(matchKey+1), f.Any.AsSlice())
+	if slices.ContainsFunc(v.RemoteNodePorts, f.Has) {
+		notPods := nft.Word(nil, uint32(model.AllOrigins&^model.OriginsOf(model.FromPod)))
+		remote := nft.Exprs(nft.Load(nft.R(matchKey), nft.Word(nil, stageUnmatched)),
+			nft.CtOriginal(f.CtDst, nft.R(matchKey+1)), nft.Load(nft.R(matchKey+1+f.Words), make([]byte, 8)),
+			nft.Map("service"+f.Name, nft.R(matchKey), nft.R(zero+1)))
+		rules = append(rules, nft.Join(remote, original(any, nft.And(nft.R(zero+1), nft.R(zero+1), notPods))))
+	}
+	return append(rules, f.Within(nft.CtOriginal(f.CtDst, nft.R(0)), v.NodePorts, original(any))...)
 }
 
 // guard drops packets to IPv4 loopback addresses that come in through any other device than lo. Without it, letting

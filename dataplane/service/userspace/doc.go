@@ -1,42 +1,43 @@
 // Package userspace is the service data plane that carries traffic itself, by plain sockets: a listener where a Service
 // is, a connection of its own to a backend, and splice(2) between the two. It needs no netfilter and no eBPF.
 //
-// # The room
+// # The network namespace
 //
 // A listener on a Service's address and port in the node's own network namespace would keep every process of the node
 // from taking that port on all addresses (bind(2) refuses it either way round): on most nodes a process does so on some
-// Service's port, be it 443 or 9100. So the plane listens in a network namespace without a name, the room, in which
+// Service's port, be it 443 or 9100. So the plane listens in a network namespace without a name, the netns, in which
 // every address is local, and a veth pair leads there. It goes with the process. The price is one more hop for packets
 // between client and plane. Connections to backends are made in the node's namespace, from the node's address.
 //
-//	node:  rule protocol · port → table of that protocol and port: Service address → room
-//	room:  a socket at address · port; the client's address is seen as it is
+//	node:  rule protocol · port → table of that protocol and port: Service address → netns
+//	netns: a socket at address · port; the client's address is seen as it is
 //
 // Rules are one for each protocol and port in use, whatever the number of Services, and routes are exact. Packets to a
-// ClusterIP that none of them matches are led to the room by a rule behind those for local addresses: nothing listens
+// ClusterIP that none of them matches are led to the netns by a rule behind those for local addresses: nothing listens
 // there, so it rejects them (and ignores ICMP echo requests). In the same table, routes drop packets to unallocated
 // addresses of ServiceCIDRs. Rules for ports come before the kernel's own for local addresses (which keeps its priority
-// 0, and is put behind ours), so that node ports and Service addresses that the node itself has lead to the room as
+// 0, and is put behind ours), so that node ports and Service addresses that the node itself has lead to the netns as
 // well. The kernel asks rule after rule for every packet that it routes.
 //
-// A rule sees no connection: a packet to a node port that replies to a connection of the node's own is led to the room,
-// too. What the node masquerades comes back by netfilter's translation, before routing.
+// A rule sees no connection: a packet to a node port that replies to a connection of the node's own is led to the
+// netns, too. What the node masquerades comes back by netfilter's translation, before routing.
 //
-// ICMP shows no port. Errors for connections of the room don't get there; where a path takes smaller packets than it
-// says, the room's TCP finds out by itself (RFC 4821, tcp_mtu_probing). Fragments of datagrams are led by the address
+// ICMP shows no port. Errors for connections of the netns don't get there; where a path takes smaller packets than it
+// says, the netns's TCP finds out by itself (RFC 4821, tcp_mtu_probing). Fragments of datagrams are led by the address
 // alone, and only those to clusterIPs: any other address may be a host's. Answers of UDP leave in packets that every
 // path takes, in IPv6 of 1280 bytes. A client of IPv6 is told by ICMP that its datagram was too long for the path to
 // the backend.
 //
 // # Sockets
 //
-// Each entry with somewhere to go has a socket of its own (per address for node ports), since that alone makes refusals
-// the kernel's own: no socket, and it answers a SYN with a reset and a datagram with ICMP port unreachable. One
-// wildcard socket for each port would save most of the memory, but accept connections that it must then reset. Measured
-// with 9,000 entries of ten backends: 5 KiB of kernel memory and 80 µs of processor time for each. Where some clients
-// must meet silence (permitted sources, sides that drop), the listener has a filter of classic BPF, which keeps their
-// SYNs out. One case shows: where permitted sources are named and no backend is there, those let in are accepted, then
-// reset. UDP refusals of that kind, and those of backends, are ICMP messages that the plane itself sends.
+// Each entry with somewhere to go has a socket of its own (per address for node ports), since that alone makes
+// rejections the kernel's own: no socket, and it answers a SYN with a reset and a datagram with ICMP port unreachable.
+// One wildcard socket for each port would save most of the memory, but accept connections that it must then reset.
+// Measured with 9,000 entries of ten backends: 5 KiB of kernel memory and 80 µs of processor time for each. Where
+// some clients must meet silence (permitted sources, sides that drop), the listener has a filter of classic BPF,
+// which keeps their SYNs out. One case shows: where permitted sources are named and no backend is there, those let in
+// are accepted, then reset. UDP rejections of that kind, and those of backends, are ICMP messages that the plane itself
+// sends.
 //
 // One loop per processor waits by epoll and owns what it carries; there is no goroutine per Service or connection. TCP:
 // a stream of which 1 MiB was read of late, 64 KiB or more at a time, gathers for 200 µs, or until there are 2 MiB,
@@ -45,8 +46,8 @@
 // refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and entry, ended
 // after 30 seconds of silence, 120 once answered, batches of 32.
 //
-// The node's own TCP sends into the room in pieces of up to 192 KiB (BIG TCP, Linux 6.3; IPv4 alone), three times as
-// long as usual: what each takes beyond its bytes is time of the processor where client and room meet, which is the
+// The node's own TCP sends into the netns in pieces of up to 192 KiB (BIG TCP, Linux 6.3; IPv4 alone), three times as
+// long as usual: what each takes beyond its bytes is time of the processor where client and netns meet, which is the
 // busy one. On an AMD EPYC with BBR that made a stream from 0.86 (0.84 to 0.88) to 1.32 × direct (1.25 to 1.38), at
 // 1.12 in place of 1.57 times its processor time; with Cubic, where direct stays in one processor's cache and has 40
 // Gbit/s, from 0.49 to 0.59 (`fairlead lab run centurylink --quick --modes userspace,iptables --rounds 60`; without,
@@ -57,7 +58,7 @@
 // the processor that made its header (net/core/skbuff.c, skb_attempt_defer_free), which for what is spliced is ours,
 // not the one where the client takes pages; so these come from further away each time. To read and write in place of
 // splicing mends that for two copies of ours, and came out alike. What was tried without gain, with pieces of 64 KiB: a
-// kernel thread for the room's device (threaded NAPI), another processor for what comes in there (RPS), less room for
+// kernel thread for the netns's device (threaded NAPI), another processor for what comes in there (RPS), less room for
 // what is sent or comes in, to wait by looking again (100 to 1000 µs), to keep system calls from Go's scheduler, BBR to
 // backends. With Cubic, packets freed where they are read (net.core.skb_defer_max 0) help, but that is the whole
 // kernel's setting, so not ours to change.
@@ -65,10 +66,10 @@
 // # Changes
 //
 // A TCP connection goes on when its backend leaves the pool, and when its frontend goes: then a rule of its own keeps
-// its packets coming, until it ends; what a killed process leaves of those goes when the next makes its room. A UDP
+// its packets coming, until it ends; what a killed process leaves of those goes when the next makes its netns. A UDP
 // flow ends when its endpoint serves no more, or its client is no longer allowed. Affinity and counts of connections
 // survive changes of other backends. All of it ends with the process (Capabilities.Ends): rules stay and lead nowhere,
-// until a new process has its room.
+// until a new process has its netns.
 //
 // File descriptors: the limit is raised as far as it may be, and 512 are left to everything else. A TCP connection has
 // two, and up to four more while bytes wait in it; a UDP flow has one. Of the first a frontend may have a quarter of
@@ -108,13 +109,13 @@ var Capabilities = model.Capabilities{
 		{ID: "path-mtu", Text: "its connections hear of no ICMP error: TCP finds out by itself what a path takes, in seconds",
 			About: &model.Packets{Protocols: []model.Protocol{model.TCP, model.SCTP}}},
 	},
-	NoIPVLAN:       service.PodsBypass,
-	NoDirect:       service.RepliesReturn,
+	Unsupported: model.Unsupported{NoIPVLAN: service.PodsBypass, NoDirect: service.RepliesReturn,
+		NoRemote: "its sockets are bound to this node's addresses"},
 	MasqueradesAll: true,
 	PreDNAT:        true,
 	Capacity:       model.Capacity{TableEntriesPerBackend: tableEntries},
 	Ends:           true,
-	Remarks: []model.Remark{
+	Remarks: []model.Remark{service.RemarkRemote,
 		{ID: "pod-interfaces", Text: "If pods are known by interface (detectLocalMode BridgeInterface, " +
 			"InterfaceNamePrefix), a client counts as a pod if the main routing table leads to it by such an interface."},
 		{ID: "echo", Text: "ICMP echo requests to a ClusterIP are dropped; other modes reject them."},

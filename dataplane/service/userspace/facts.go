@@ -15,7 +15,7 @@ type Kind uint8
 
 // The kinds. Those up to KindFrontend are held by the process, the others by the kernel.
 const (
-	KindNetns       Kind = iota // the way into the room
+	KindNetns       Kind = iota // the way into the netns
 	KindNode                    // which sources are pods; routes of the node's own addresses that take node ports
 	KindPool                    // backends
 	KindFrontend                // sockets, and the pools behind them
@@ -24,7 +24,7 @@ const (
 	KindRule                    // the way to the table of a protocol and port
 	KindNodePort                // the way of a protocol and port to the table of the node's own addresses
 	KindFragments               // the way to that table
-	KindClusterIP               // an address's way, whatever the port: to the room, where nothing listens
+	KindClusterIP               // an address's way, whatever the port: to the netns, where nothing listens
 	KindUnallocated             // a prefix to which packets are dropped; its length stands as the port
 	KindUnmatched               // the way to the table of those two
 )

@@ -19,10 +19,10 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Veth is the name of the node's end of the way into the room.
+// Veth is the name of the node's end of the way into the netns.
 const Veth = model.ProxyDevice
 
-// netnsDevice is the name of the room's end.
+// netnsDevice is the name of the netns's end.
 const netnsDevice = "eth0"
 
 // What marks routes and rules as ours. Rules for connections that outlive their frontend are nobody's facts.
@@ -37,7 +37,7 @@ const (
 	tables         = uint32(0xfa) << 24
 	tableDetained  = tables + 1
 	tableNode      = tables + 2
-	tableUDP6      = tables + 3 // in the room
+	tableUDP6      = tables + 3 // in the netns
 	tableUnmatched = tables + 4
 )
 
@@ -47,14 +47,14 @@ func tableOf(protocol uint8, port uint16) uint32 { return tables | uint32(protoc
 // 0, too: see localLast.
 const (
 	priorityPort      = 0
-	priorityBack      = 70 // of what comes from the room: past the next ones
+	priorityBack      = 70 // of what comes from the netns: past the next ones
 	priorityWhole     = 71 // of datagrams that are whole: past the next
 	priorityFragments = 72
 	priorityForeign   = 73 // where they go on
 	priorityUnmatched = 74 // what no frontend and no address of the node's own matches
 )
 
-// The next hops between node and room, on links of theirs alone, and an address for what the room itself has to say.
+// The next hops between node and netns, on links of theirs alone, and an address for what the netns itself has to say.
 var (
 	gateway4, gateway6 = netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")
 	speaker6           = netip.MustParsePrefix("fd66:6169:726c:6561::1/128")
@@ -74,7 +74,7 @@ type privateNetns struct {
 	dev int // index of the node's end of the way in; 0: there is none
 }
 
-// newPrivateNetns makes a room without a way in.
+// newPrivateNetns makes a netns without a way in.
 func newPrivateNetns() (*privateNetns, error) {
 	r := &privateNetns{}
 	err := aside(func() (err error) {
@@ -100,7 +100,7 @@ func aside(f func() error) error {
 	return <-done
 }
 
-// open makes the way between the node and the room anew, whole or not at all.
+// open makes the way between the node and the netns anew, whole or not at all.
 func (r *privateNetns) open(node *netns.Namespace) error {
 	here, err := link.Dial(node)
 	if err != nil {
@@ -135,14 +135,15 @@ func (r *privateNetns) open(node *netns.Namespace) error {
 	return nil
 }
 
-// maxGSOSize is how many bytes TCP of the node itself puts into one piece on its way into the room (BIG TCP), where 64
-// KiB are usual: what a piece costs beyond its bytes is the client's processor time. Out of the room it stays as is:
+// maxGSOSize is how many bytes TCP of the node itself puts into one piece on its way into the netns (BIG TCP), where 64
+// KiB are usual: what a piece costs beyond its bytes is the client's processor time. Out of the netns it stays as is:
 // most of what leaves goes on to a device that takes no more, and would be cut small for it. So do pieces of IPv6,
 // which would have an option header (RFC 2675) that a node's firewall may not look behind.
 const maxGSOSize = 192 << 10
 
-// settings of the way into the room: packets from there may come from addresses of the node itself, loopback ones among
-// them. It speaks IPv6 also where that is switched off for all interfaces: the kernel refuses next hops on it else.
+// vethSettings are of the way into the netns: packets from there may come from addresses of the node itself, loopback
+// ones among them. It speaks IPv6 also where that is switched off for all interfaces: the kernel refuses next hops on
+// it else.
 var vethSettings = []sysctl.Setting{
 	{Name: "-net/ipv6/conf/" + Veth + "/disable_ipv6", Value: "0"},
 	{Name: "net/ipv4/conf/" + Veth + "/accept_local", Value: "1"},
@@ -150,7 +151,7 @@ var vethSettings = []sysctl.Setting{
 	{Name: "net/ipv4/conf/" + Veth + "/rp_filter", Value: "0"},
 }
 
-// neighbours has next hops be at the other end of the way into the room.
+// neighbours has next hops be at the other end of the way into the netns.
 func neighbours(c *link.Conn, dev int, mac [6]byte) (err error) {
 	for _, every := range everywhere() {
 		err = errors.Join(err, c.PutNeighbour(link.Neighbour{Dev: dev, Addr: gateway(every.Addr().Is6()), MAC: mac}))
@@ -177,7 +178,7 @@ func everywhere() []netip.Prefix {
 	return l
 }
 
-// shut removes the way into a room, whoever's it is.
+// shut removes the way into a netns, whoever's it is.
 func shut(node *link.Conn) error {
 	dev, err := node.Index(Veth)
 	if err != nil {
@@ -186,7 +187,7 @@ func shut(node *link.Conn) error {
 	return node.Delete(dev)
 }
 
-// settings of the room. Refusals are answered every time, as a node's own are.
+// settings of the netns. Refusals are answered every time, as a node's own are.
 var netnsSettings = []sysctl.Setting{
 	{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
 	{Name: "net/ipv4/conf/" + netnsDevice + "/rp_filter", Value: "0"},
@@ -201,11 +202,11 @@ var netnsSettings = []sysctl.Setting{
 	{Name: "-net/ipv6/conf/" + netnsDevice + "/accept_ra", Value: "0"},
 }
 
-// everyPath is a packet's size that every path of IPv6 takes (RFC 8200, section 5). UDP leaves the room in such,
+// everyPath is a packet's size that every path of IPv6 takes (RFC 8200, section 5). UDP leaves the netns in such,
 // since no ICMP error gets there: longer answers go in fragments, as those of IPv4 do, which routers may fragment.
 const everyPath = 1280
 
-// furnish has every packet that comes in be for the room itself, and everything that it sends go to the node.
+// furnish has every packet that comes in be for the netns itself, and everything that it sends go to the node.
 func (r *privateNetns) furnish(c *link.Conn) error {
 	dev, err := c.Index(netnsDevice)
 	if err != nil {

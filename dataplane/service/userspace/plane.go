@@ -138,7 +138,7 @@ func (v *view) origins() []origin {
 var noNode = &model.ServiceNode{Node: &model.Node{}}
 
 // podsOf returns where pods are: in the node's ranges, or where the main routing table leads to by their interfaces.
-// A client comes into the room by the room's own interface, so the one that it came to the node by is not to be seen
+// A client comes into the netns by the netns's own interface, so the one that it came to the node by is not to be seen
 // there.
 func podsOf(n *model.ServiceNode, routes func() ([]route.Reach, error)) (l []origin, err error) {
 	for _, r := range n.Pods {
@@ -218,8 +218,10 @@ func (p *Plane) Close() error {
 		for _, s := range f.sockets {
 			unix.Close(s.fd)
 		}
+		f.sockets = nil
 	}
 	p.voices.close()
+	p.voices = voices{-1, -1}
 	var errs []error
 	for _, c := range []*netlink.Socket{p.netlink, p.released} {
 		if c != nil {
@@ -247,7 +249,7 @@ func (p *Plane) signal() {
 }
 
 // Watch implements dataplane.Watcher. What it tells of: addresses of the node that come or go, rules and routes of ours
-// that others change, the way into the room, and frontends that find no file descriptors.
+// that others change, the way into the netns, and frontends that find no file descriptors.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	events, err := p.events(ctx)
 	if err != nil {
@@ -415,7 +417,7 @@ func (p *Plane) readRules(facts []Fact) ([]Fact, error) {
 	return facts, nil
 }
 
-// entrance returns the index of the way into the room; 0 if there is none.
+// entrance returns the index of the way into the netns; 0 if there is none.
 func (p *Plane) entrance() (dev int) {
 	if p.privateNetns == nil || p.privateNetns.dev == 0 {
 		return 0
@@ -432,7 +434,7 @@ func (p *Plane) entrance() (dev int) {
 }
 
 // fragmentRules leads fragments of datagrams, which have no port to be told by, to their table; not those that come
-// from the room itself.
+// from the netns itself.
 func fragmentRules(six bool) []rule.Rule {
 	udp := uint8(model.UDP)
 	return []rule.Rule{
@@ -467,7 +469,7 @@ func (p *Plane) Clean(context.Context) error {
 	return errors.Join(err, p.netlink.Apply(b), p.resetNetns())
 }
 
-// resetNetns removes the way into the room. Its sockets stay.
+// resetNetns removes the way into the netns. Its sockets stay.
 func (p *Plane) resetNetns() error {
 	c, err := link.Dial(p.node)
 	if err != nil {

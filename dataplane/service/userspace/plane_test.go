@@ -214,7 +214,7 @@ func (s *stage) settled() {
 	}
 }
 
-func TestResetIsHandedOn(t *testing.T) {
+func TestResetIsPassedOn(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
@@ -232,7 +232,7 @@ func TestResetIsHandedOn(t *testing.T) {
 }
 
 // Who has said much, and that it was all, and then resets, is not left behind by a backend that says nothing.
-func TestResetAfterMuchIsHandedOn(t *testing.T) {
+func TestResetAfterMuchIsPassedOn(t *testing.T) {
 	s := newStage(t)
 	l := s.listen(8080)
 	f, p := serves(model.TCP, 80, 8080)
@@ -295,7 +295,7 @@ func TestLargeSegmentsArrive(t *testing.T) {
 	veth, err := c.Index(Veth)
 	s.check(err)
 	if n, err := c.GSO(veth); err != nil || n != maxGSOSize {
-		t.Errorf("the way into the room takes pieces of %d bytes, %v: without BIG TCP for IPv4 (Linux 6.3) this "+
+		t.Errorf("the way into the netns takes pieces of %d bytes, %v: without BIG TCP for IPv4 (Linux 6.3) this "+
 			"tests nothing", n, err)
 	}
 	block := bytes.Repeat([]byte("0123456789abcdefg"), 1<<18) // its length is no power of two
@@ -491,7 +491,7 @@ func TestFlowsEndWithTheirBackend(t *testing.T) {
 	s.settled()
 }
 
-// Answers of UDP arrive whose way to the client takes shorter packets than the room: those of a pod whose device has a
+// Answers of UDP arrive whose way to the client takes shorter packets than the netns: those of a pod whose device has a
 // smaller MTU. The first does, since nothing is sent again.
 func TestRepliesArriveAtClientsWithSmallMTU(t *testing.T) {
 	s := newStage(t)
@@ -654,7 +654,7 @@ func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	defer c.Close()
 	s.check(shut(c))
 	if err := s.plane.Write(t.Context(), s.held, nil); err != nil {
-		t.Errorf("somebody removes the way into the room, and it can't be made again: %v", err)
+		t.Errorf("somebody removes the way into the netns, and it can't be made again: %v", err)
 	}
 	s.holds(s.held)
 	s.check(s.plane.Clean(t.Context()))
@@ -785,7 +785,7 @@ func TestNetnsIsCompleteOrAbsent(t *testing.T) {
 	f, p := serves(model.TCP, 80, 8080)
 	for range 2 {
 		if err := s.apply(p, f); err == nil {
-			t.Error("a room that can't be set up is taken for one")
+			t.Error("a netns that can't be set up is taken for one")
 		}
 	}
 	vethSettings = right

@@ -14,7 +14,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// putRoutes leads packets into the room.
+// putRoutes leads packets into the netns.
 func (p *Plane) putRoutes(w *writes) error {
 	b := route.NewBatch()
 	p.tableRoutes(b, slices.Concat(w.put[KindRoute], w.put[KindReach], w.put[KindClusterIP]), false)
@@ -180,7 +180,7 @@ func rules(facts []Fact) (l []rule.Rule) {
 	return l
 }
 
-// delRoutes leads packets past the room again, save those of connections that are open still.
+// delRoutes leads packets past the netns again, save those of connections that are open still.
 func (p *Plane) delRoutes(w *writes) error {
 	err := p.detain(slices.Concat(w.del[KindRoute], w.del[KindNodePort]))
 	b := route.NewBatch()
@@ -228,7 +228,7 @@ func (p *Plane) detained(c *conn) (release func()) {
 	return func() { apply(rule.Delete) }
 }
 
-// rule returns the rule that leads a connection's packets into the room, whatever becomes of its frontend.
+// rule returns the rule that leads a connection's packets into the netns, whatever becomes of its frontend.
 func (c *conn) rule() rule.Rule {
 	whole := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 	return rule.Rule{Owner: ownerDetained, Priority: priorityPort, Six: c.to.Addr().Is6(), From: whole(c.from.Addr()),

@@ -40,7 +40,7 @@ func addrPort(a unix.Sockaddr) netip.AddrPort {
 // backlog is how many connections may wait to be taken; the kernel's net.core.somaxconn may say fewer.
 const backlog = 4096
 
-// listen makes a socket at an entry's address in the calling thread's network namespace, the room. A program keeps out
+// listen makes a socket at an entry's address in the calling thread's network namespace, the netns. A program keeps out
 // what it refuses, in silence.
 func listen(at netip.AddrPort, protocol model.Protocol, program []unix.SockFilter) (fd int, err error) {
 	kind := unix.SOCK_STREAM

@@ -110,7 +110,7 @@ func (p *Plane) settle(fronts []*front) error {
 	}
 	p.shut(closing)
 	if len(openings) > 0 && p.privateNetns == nil {
-		errs = append(errs, errors.New("userspace: frontends without the room that they need"))
+		errs = append(errs, errors.New("userspace: frontends without the network namespace that they need"))
 	} else if len(openings) > 0 {
 		errs = append(errs, p.privateNetns.ns.Do(func() error { return p.listen(openings) }))
 	}

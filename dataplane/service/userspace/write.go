@@ -75,7 +75,7 @@ func (p *Plane) refresh() error {
 	return nil
 }
 
-// putNetns makes the room, and the way into it.
+// putNetns makes the netns, and the way into it.
 func (p *Plane) putNetns(w *writes) (err error) {
 	if len(w.put[KindNetns]) == 0 || p.entrance() != 0 {
 		return nil
@@ -91,7 +91,7 @@ func (p *Plane) putNetns(w *writes) (err error) {
 		return err
 	}
 	if err := p.privateNetns.open(p.node); err != nil {
-		return fmt.Errorf("userspace: make the room: %w", err)
+		return fmt.Errorf("userspace: make the network namespace: %w", err)
 	}
 	b := route.NewBatch()
 	rule.Delete(b, strays...)
@@ -235,7 +235,7 @@ func (p *Plane) follow(touched map[*front]bool) error {
 	return err
 }
 
-// delListeners takes fronts and pools, the node and the room away.
+// delListeners takes fronts and pools, the node and the netns away.
 func (p *Plane) delListeners(w *writes) error {
 	touched := map[*front]bool{}
 	for _, f := range w.del[KindFrontend] {

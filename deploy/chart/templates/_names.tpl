@@ -22,7 +22,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
-{{- /* fairlead.capabilities gives what a mode needs of root's powers; docs/install.md says how that was found. */ -}}
+{{- /* fairlead.capabilities gives what a mode needs of root's powers; docs/reference/permissions.md says how that was found. */ -}}
 {{- define "fairlead.capabilities" -}}
 {{- $c := list "NET_ADMIN" }}
 {{- if has .Values.mode (list "auto" "iptables" "iptables-legacy") }}{{ $c = append $c "NET_RAW" }}{{ end }}
@@ -66,4 +66,8 @@ env:
     value: {{ .Values.apiServer.host | quote }}
   - name: KUBERNETES_SERVICE_PORT
     value: {{ .Values.apiServer.port | quote }}
+  {{- with .Values.network.runFolder }}
+  - name: FAIRLEAD_RUN_FOLDER # where commands find the agent
+    value: {{ . | quote }}
+  {{- end }}
 {{- end }}

@@ -46,10 +46,10 @@ and root.`,
 
 // profile is how much is measured.
 type profile struct {
-	Name     string
-	Rounds   int
-	Standing int // pods that a node has already
-	Each     int // pods of a block
+	Name    string
+	Rounds  int
+	Running int // pods that a node has already
+	Each    int // pods of a block
 }
 
 var (
@@ -87,7 +87,7 @@ type node struct {
 	program       string // path of the plugin
 	config        []byte // that the plugin is called with
 	ns            *netns.Namespace
-	standing      []*netns.Namespace
+	running       []*netns.Namespace
 	pods          []*netns.Namespace // of the block that is under way
 }
 
@@ -123,9 +123,9 @@ func (t *trial) Steps(out *result.Writer) []experiment.Step {
 	l.Add("finding fairlead-cni", time.Millisecond, t.findPlugin)
 	round := time.Duration(0)
 	for _, n := range t.nodes {
-		pods := time.Duration(p.Standing+p.Each) * 5 * time.Millisecond
+		pods := time.Duration(p.Running+p.Each) * 5 * time.Millisecond
 		l.Add("starting "+n.name(), 500*time.Millisecond+pods, func(ctx context.Context) error { return t.start(ctx, n) })
-		l.Add("connecting all pods of "+n.name(), n.planned(p.Standing)/2,
+		l.Add("connecting all pods of "+n.name(), n.planned(p.Running)/2,
 			func(ctx context.Context) error { return t.burst(ctx, n) })
 		round += n.planned(p.Each)
 	}
@@ -157,8 +157,8 @@ func (t *trial) start(ctx context.Context, n *node) (err error) {
 	if err != nil {
 		return err
 	}
-	t.bed.Defer(func() error { return errors.Join(remove(n.standing), remove(n.pods)) })
-	n.standing, err = t.makePods(n, 0, t.profile.Standing)
+	t.bed.Defer(func() error { return errors.Join(remove(n.running), remove(n.pods)) })
+	n.running, err = t.makePods(n, 0, t.profile.Running)
 	return err
 }
 
@@ -197,7 +197,7 @@ func (t *trial) policed(n *node) []source.Object {
 		Spec: networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: label},
 			Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{
 				{PodSelector: &metav1.LabelSelector{MatchLabels: label}}}}}}}}
-	for i := range t.profile.Standing + t.profile.Each {
+	for i := range t.profile.Running + t.profile.Each {
 		l = append(l, &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 			ObjectMeta: metav1.ObjectMeta{Namespace: "lab", Name: t.podName(n, i), Labels: label},
 			Spec:       corev1.PodSpec{NodeName: testbed.NodeName}})
@@ -241,22 +241,22 @@ func (t *trial) startOther(ctx context.Context, n *node, folder string) error {
 	return err
 }
 
-// burst connects all standing pods at once.
+// burst connects all running pods at once.
 func (t *trial) burst(ctx context.Context, n *node) error {
 	ended := make(chan error)
 	began := time.Now()
-	for _, pod := range n.standing {
+	for _, pod := range n.running {
 		go func() { _, err := n.call(ctx, "ADD", pod, pod.Name); ended <- err }()
 	}
 	var failed []string
-	for range n.standing {
+	for range n.running {
 		if err := <-ended; err != nil {
 			failed = append(failed, err.Error())
 		}
 	}
 	elapsed := time.Since(began)
 	if len(failed) > 0 {
-		return fmt.Errorf("%d of %d pods of %s can't be connected: %s", len(failed), len(n.standing), n.name(),
+		return fmt.Errorf("%d of %d pods of %s can't be connected: %s", len(failed), len(n.running), n.name(),
 			testbed.Brief(strings.Join(failed, "; ")))
 	}
 	return t.out.AddValue(result.Block{Arm: n.arm, Params: n.params()}, "burst", float64(elapsed))
@@ -276,7 +276,7 @@ func (t *trial) round(ctx context.Context, round int) error {
 // block connects and disconnects some pods of a node. As by a container runtime, each has a network namespace and an ID
 // that no pod had before, and both end with it. A block begins once the node has no device of the one before.
 func (t *trial) block(ctx context.Context, n *node, round int) (err error) {
-	if n.pods, err = t.makePods(n, t.profile.Standing, t.profile.Each); err != nil {
+	if n.pods, err = t.makePods(n, t.profile.Running, t.profile.Each); err != nil {
 		return err
 	}
 	before, err := devices(n.ns)

@@ -15,7 +15,7 @@ func (t *trial) Design() result.Design {
 		ID: "attach", Title: "What a CNI plugin takes to connect a pod",
 		Question: fmt.Sprintf("How long do ADD and DEL of fairlead-cni with its agent take on a node of %d pods, against "+
 			"bridge and ptp of the CNI project with host-local, for pods of one and of two address families?",
-			p.Standing),
+			p.Running),
 		Vary: result.Axis{Param: families, Title: "address families", Short: "families"},
 		Arms: t.arms(), Baseline: armFairlead, Again: armAgain, Margin: 0.05, Rounds: p.Rounds,
 		Measures: []result.Measure{
@@ -23,7 +23,7 @@ func (t *trial) Design() result.Design {
 				Text: "from the plugin's start to its end: the pod has addresses and routes; the median of a block"},
 			{ID: "del", Title: "DEL", Unit: "ms", Stat: result.P50, Ratio: true,
 				Text: "likewise: the pod's addresses are free, and nothing leads to it"},
-			{ID: "burst", Title: fmt.Sprintf("%d ADDs at once", p.Standing), Unit: "ms", Stat: result.Value,
+			{ID: "burst", Title: fmt.Sprintf("%d ADDs at once", p.Running), Unit: "ms", Stat: result.Value,
 				Text: "as a node starts: from the first plugin's start to the last one's end; once"},
 		},
 		Aims: t.aims(), Answer: t.answer(),
@@ -32,7 +32,7 @@ func (t *trial) Design() result.Design {
 				"pods, each with a new network namespace and container ID, as by a container runtime: an ADD for one "+
 				"after the other, then a DEL for each, then their namespaces end, which is not timed. Every round has "+
 				"a block of each arm in an order that is drawn. Plugins are programs that run in the node's namespace "+
-				"with the environment and input of a container runtime, without libcni's cache.", p.Standing, p.Each),
+				"with the environment and input of a container runtime, without libcni's cache.", p.Running, p.Each),
 			"Fairlead's agent runs in mode nftables with source validation and masquerading, which the others' " +
 				"configurations don't ask for. Fairlead's ADD returns when device, neighbours, routes and source " +
 				"validation are in the kernel. ptp waits for duplicate address detection of IPv6. bridge and ptp " +
@@ -98,7 +98,7 @@ func (t *trial) aims() []result.Aim {
 		{ID: "del", Text: "DEL: median ≤ 2.5 ms", Measure: "del", Of: result.P50, Bound: 2.5 * ms},
 		{ID: "del, slowest", Text: "DEL: p99 ≤ 10 ms", Measure: "del", Of: result.P99, Bound: 10 * ms},
 	}
-	if t.profile.Standing == full.Standing {
+	if t.profile.Running == full.Running {
 		l = append(l, result.Aim{ID: "burst", Text: "110 ADDs at once ≤ 0.6 s", Measure: "burst", Of: result.Value,
 			Bound: 600 * ms})
 	}

@@ -26,7 +26,7 @@ fast path, and with policies; and in the second kernel ipvlan, netkit and IPIP. 
 closed loop, requests at a fixed rate, an application that computes 1.4 ms for each request, and a stream; the
 packets that the kernel's receive path takes for a request; and, each on its own, connection tracking and a limit of
 processor time. It takes about four minutes with --quick, three quarters of an hour without, and root. For the
-second kernel's panel, run it there first, then name its folder (docs/measurements.md has the commands).`,
+second kernel's panel, run it there first, then name its folder (docs/measurements/containers.md has the commands).`,
 	Rounds: true,
 	Second: func(folder string) error { _, err := readPanel(folder); return err },
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {

@@ -150,7 +150,7 @@ func (r *trial) method() []string {
 
 func (r *trial) missing() []string {
 	l := append(r.grid.NotMeasured(), "kube-network-policies, which decides in user space: its table needs nf_tables' "+
-		"expression queue (CONFIG_NFT_QUEUE); see docs/measurements.md.")
+		"expression queue (CONFIG_NFT_QUEUE); see docs/measurements/policies.md.")
 	if r.grid.Router == "" {
 		l = append(l, "kube-router: none was given. --subject kube-router=PATH takes one; `make -C test/kubeproxy "+
 			"kube-router` builds one and says where.")

@@ -33,6 +33,11 @@ func (r *trial) loss(ctx context.Context, round int, while string,
 	if err != nil {
 		return err
 	}
+	p := n.Pair
+	connections := load.Open{ // with the agent that is there before something may start another
+		Thread: r.bed.ClientThread(p), Targets: []netip.AddrPort{testbed.ServiceEntry(0)}, Seed: 1,
+		Sizes: testbed.Sizes, Close: load.Fin, Rate: r.profile.Rate, Timeout: 2 * time.Second, Workers: p.Workers(),
+	}
 	loading, enough := context.WithCancel(ctx)
 	defer enough()
 	ended := make(chan error, 1)
@@ -47,11 +52,7 @@ func (r *trial) loss(ctx context.Context, round int, while string,
 		enough()
 		ended <- err
 	}()
-	p := n.Pair
-	s, t, err := load.Open{
-		Thread: r.bed.ClientThread(p), Targets: []netip.AddrPort{testbed.ServiceEntry(0)}, Seed: 1,
-		Sizes: testbed.Sizes, Close: load.Fin, Rate: r.profile.Rate, Timeout: 2 * time.Second, Workers: p.Workers(),
-	}.Run(loading, time.Hour)
+	s, t, err := connections.Run(loading, time.Hour)
 	enough()
 	if err := errors.Join(err, <-ended, ctx.Err()); err != nil {
 		return fmt.Errorf("count losses while %s: %w", while, err)

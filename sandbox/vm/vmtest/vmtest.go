@@ -86,7 +86,9 @@ func (b Tests) Run(t *testing.T, pattern string, args ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	code, err := m.Run(ctx, vm.Command{Args: args, Dir: b.dir, Stdout: said, Stderr: said})
+	const seed = "CONFORMANCE_SEED" // by which random worlds are drawn again
+	code, err := m.Run(ctx, vm.Command{Args: args, Env: []string{seed + "=" + os.Getenv(seed)}, Dir: b.dir, Stdout: said,
+		Stderr: said})
 	said.Close()
 	root := <-events
 	if err != nil {

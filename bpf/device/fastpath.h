@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The fast path: a packet from a device of the node to a pod of the node is redirected to the pod (bpf_redirect_peer),
+ * bypassing the host stack and the queue of the pod's device. That is done only while nothing in the kernel would
+ * handle the packet on its way: no netfilter hook but that of network policies (redirect.h), IPsec policy, routing
+ * rule, other program, queueing discipline, or tap. The kernel's own structs say so and are read for each packet: a
+ * rule takes effect from the next packet on. The kernel's routes decide where packets go; a source that they don't lead
+ * back to is left to the host stack.
+ */
+#pragma once
+
+#include "border.h"
+#include "reverse.h"
+
+/* include/uapi/linux/netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
+#define NF_IP_PRI_SELINUX_FIRST -225
+#define GUARD_PRIORITY -390 /* of dataplane/network/guard */
+#define NODE_ROUTES 0xfa    /* protocol of the rules of dataplane/network/route */
+/* include/uapi/linux/rtnetlink.h: the protocol of the kernel's own rules, and their tables */
+enum { RTPROT_KERNEL = 2, RT_TABLE_DEFAULT = 253, RT_TABLE_LOCAL = 255 };
+enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2, XFRM_USERPOLICY_ACCEPT = 2 };
+#define PACKET_HOST 0
+
+#define NETDEV_HASHENTRIES 256 /* include/linux/netdevice.h: of net.dev_index_head */
+#define MAX_CHAIN 8	       /* devices of one hash that are compared */
+#define MAX_RULES 16	       /* rules of routing that are read */
+
+/*
+ * For how many ticks a route is cached: neither a changed neighbour nor a deleted IPv6 route changes the kernel's
+ * counter.
+ */
+#define ROUTE_TTL 64
+
+/*
+ * The devices of the node's pods, by index: veth whose other end is in another network namespace; and the ID of our
+ * program at their egress. Written by the agent.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1 << 12);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_pods SEC(".maps");
+
+/* By processor, so that no route is written while it is read (but with PREEMPT_RT: then fl_pods is empty). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, ROUTES);
+	__type(key, __u32);
+	__type(value, struct route);
+} fl_routes SEC(".maps");
+
+/* The program that evaluates network policies and redirects, while there is one. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_policy_calls SEC(".maps");
+
+/* Returns whether this kernel's structs have all fields that are read: else packets use the host stack. */
+static __always_inline bool kernel_supports(bool six)
+{
+	if (six && !(has_field(net, ipv6) && has_field(netns_ipv6, fib6_sernum) &&
+		     has_field(netns_ipv6, fib6_has_custom_rules) && has_field(netns_ipv6, devconf_all) &&
+		     has_field(ipv6_devconf, forwarding)))
+		return false;
+	return has_field(sk_buff, dev) && has_field(sk_buff, active_extensions) && has_field(net, dev_index_head) &&
+	       has_field(net, ipv4) && has_field(net, nf) && has_field(net, xfrm) && has_field(netns_ipv4, rt_genid) &&
+	       has_field(netns_ipv4, fib_has_custom_rules) && has_field(netns_nf, hooks_ipv4) &&
+	       has_field(netns_nf, hooks_ipv6) && has_field(netns_xfrm, policy_count) &&
+	       has_field(netns_xfrm, policy_default) && has_field(nf_hook_entries, num_hook_entries) &&
+	       has_field(nf_hook_entries, hooks) && has_field(nf_hook_ops, priv) && has_field(nf_hook_ops, priority) &&
+	       has_field(net_device, nd_net) && has_field(net_device, ifindex) && has_field(net_device, index_hlist) &&
+	       has_field(net_device, mtu) && has_field(net_device, max_mtu) && has_field(net_device, rx_handler) &&
+	       has_field(net_device, _tx) && has_field(net_device, ptype_all) &&
+	       has_field(net_device, ptype_specific) && has_field(net_device, tcx_ingress) &&
+	       has_field(net_device, tcx_egress) && has_field(net_device, nf_hooks_ingress) &&
+	       has_field(net_device, nf_hooks_egress) && has_field(netdev_queue, qdisc) && has_field(Qdisc, enqueue) &&
+	       has_field(tcx_entry, miniq) && has_field(tcx_entry, bundle) && has_field(bpf_mprog_entry, fp_items) &&
+	       has_field(bpf_mprog_entry, parent) && has_field(bpf_mprog_fp, prog) && has_field(bpf_prog, aux) &&
+	       has_field(bpf_prog_aux, id) && has_field(hlist_head, first) && has_field(hlist_node, next);
+}
+
+/*
+ * Returns whether the only hook is AppArmor's, which handles packets with a security mark alone
+ * (security/apparmor/lsm.c: apparmor_ip_postroute). Only such modules have one of that priority without private data;
+ * SELinux hooks into forwarding, too.
+ */
+static __always_inline bool is_apparmor_hook(struct nf_hook_entries *e, struct sk_buff *skb)
+{
+	void *behind = (void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks) +
+		       bpf_core_type_size(struct nf_hook_entry);
+	struct nf_hook_ops *ops =
+		cast(cast(behind, struct hlist_head)->first /* the pointer there */, struct nf_hook_ops);
+
+	return e->num_hook_entries == 1 && !ops->priv && ops->priority == NF_IP_PRI_SELINUX_FIRST &&
+	       bpf_core_field_exists(skb->secmark) && !skb->secmark;
+}
+
+/*
+ * Returns whether the only hook is that of the pod network's source validation, by its priority, which no other owner
+ * has (dataplane/network/guard). It drops what a pod sends from other addresses than its own, and what leaves a tunnel
+ * from other sources than are behind it: the fast path leaves such packets to the host stack, since no route leads back
+ * to these sources by the device (resolve_route).
+ */
+static __always_inline bool is_guard_hook(struct nf_hook_entries *e)
+{
+	void *behind = (void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks) +
+		       bpf_core_type_size(struct nf_hook_entry);
+	struct nf_hook_ops *ops =
+		cast(cast(behind, struct hlist_head)->first /* the pointer there */, struct nf_hook_ops);
+
+	return e->num_hook_entries == 1 && ops->priv && ops->priority == GUARD_PRIORITY;
+}
+
+/*
+ * Returns whether netfilter has a hook that forwarded packets of a network namespace pass, but for one in forwarding,
+ * and for source validation of the pod network where that is ours.
+ */
+static __always_inline bool has_netfilter_hook(struct sk_buff *skb, struct net *net, bool six, bool own_network)
+{
+	struct nf_hook_entries *before =
+		six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
+	struct nf_hook_entries *behind =
+		six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
+
+	if (before && !(own_network && is_guard_hook(before)))
+		return true;
+	barrier(); /* one by one: the verifier accepts no sum of pointers */
+	return behind && !is_apparmor_hook(behind, skb);
+}
+
+/*
+ * Returns whether IPsec has a policy for what a network namespace forwards, another default than to accept, or
+ * decrypted the packet.
+ */
+static __always_inline bool has_ipsec(struct sk_buff *skb, struct net *net)
+{
+	return net->xfrm.policy_count[XFRM_POLICY_OUT] | net->xfrm.policy_count[XFRM_POLICY_FWD] ||
+	       skb->active_extensions || net->xfrm.policy_default[XFRM_POLICY_OUT] != XFRM_USERPOLICY_ACCEPT ||
+	       net->xfrm.policy_default[XFRM_POLICY_FWD] != XFRM_USERPOLICY_ACCEPT;
+}
+
+/*
+ * Returns whether a network namespace, which has or had routing rules, has others than the kernel's own and those of
+ * the pod network. By these, a lookup for the pod's device finds what the kernel would.
+ */
+static __always_inline bool has_other_rule(struct net *net, bool six)
+{
+	struct fib_rules_ops *all;
+	struct list_head *n;
+	void *end;
+	int i;
+
+	if (!has_field(netns_ipv4, rules_ops) || !has_field(netns_ipv6, fib6_rules_ops) ||
+	    !has_field(fib_rules_ops, rules_list) || !has_field(fib_rule, list) || !has_field(fib_rule, table) ||
+	    !has_field(fib_rule, proto))
+		return true;
+	all = six ? net->ipv6.fib6_rules_ops : net->ipv4.rules_ops;
+	if (!all)
+		return true;
+	end = (void *)all + bpf_core_field_offset(struct fib_rules_ops, rules_list);
+	n = all->rules_list.next;
+	for (i = 0; i < MAX_RULES && n != end; i++) {
+		struct fib_rule *r = cast((void *)n - bpf_core_field_offset(struct fib_rule, list), struct fib_rule);
+
+		if (r->proto != NODE_ROUTES &&
+		    (r->proto != RTPROT_KERNEL || r->table < RT_TABLE_DEFAULT || r->table > RT_TABLE_LOCAL))
+			return true;
+		n = r->list.next;
+	}
+	return n != end;
+}
+
+/* Returns whether routing rules of a family apply that others than the kernel and the pod network have. */
+static __always_inline bool has_routing_rule(struct net *net, bool six, bool own_network)
+{
+	return (six ? net->ipv6.fib6_has_custom_rules : net->ipv4.fib_has_custom_rules) &&
+	       (!own_network || has_other_rule(net, six));
+}
+
+/* Returns whether our program is the only one at a device's hook, and there is no classifier. */
+static __always_inline bool is_only_program(struct bpf_mprog_entry *e)
+{
+	return e && !e->fp_items[1].prog &&
+	       !cast((void *)e->parent - bpf_core_field_offset(struct tcx_entry, bundle), struct tcx_entry)->miniq;
+}
+
+static __always_inline bool list_is_empty(struct list_head *l)
+{
+	return (void *)l->next == (void *)l;
+}
+
+/* Returns whether nothing but this program sees packets from a device before they are routed. */
+static __always_inline bool ingress_unobserved(struct net_device *d)
+{
+	return !d->rx_handler && !d->nf_hooks_ingress && is_only_program(d->tcx_ingress) &&
+	       list_is_empty(&d->ptype_specific);
+}
+
+/*
+ * Returns whether nothing but our program sees packets to a pod's device, and none delays them. An XDP program in the
+ * pod, which sees packets from that device alone, makes the kernel bound the device's MTU (drivers/net/veth.c:
+ * veth_xdp_set).
+ */
+static __always_inline bool egress_unobserved(struct net_device *d, __u32 ours)
+{
+	struct bpf_mprog_entry *e = d->tcx_egress;
+
+	return is_only_program(e) && e->fp_items[0].prog->aux->id == ours && !d->nf_hooks_egress &&
+	       !d->_tx->qdisc->enqueue && list_is_empty(&d->ptype_all) && d->max_mtu == ETH_MAX_MTU;
+}
+
+/* Returns a device of a network namespace by its index. */
+static __always_inline struct net_device *device_by_index(struct net *net, __u32 index)
+{
+	struct hlist_node *n =
+		cast((void *)net->dev_index_head + index % NETDEV_HASHENTRIES * sizeof(struct hlist_head),
+		     struct hlist_head)
+			->first;
+	int i;
+
+	for (i = 0; i < MAX_CHAIN && n; i++) {
+		struct net_device *d =
+			cast((void *)n - bpf_core_field_offset(struct net_device, index_hlist), struct net_device);
+
+		if (d->ifindex == index)
+			return d;
+		n = n->next;
+	}
+	return NULL;
+}
+
+/*
+ * Returns the length of a plain packet on the wire, from its IP header on; of a GSO packet, that of its longest
+ * segment. The maximum where that isn't known.
+ */
+static __always_inline __u32 wire_length(struct __sk_buff *skb, void *ip, void *end, bool is6)
+{
+	__u32 header = is6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	__u8 protocol = is6 ? ((struct ipv6hdr *)ip)->nexthdr : ((struct iphdr *)ip)->protocol;
+	struct tcphdr *tcp = ip + header;
+
+	if (!skb->gso_size)
+		return skb->len - l2_len;
+	return protocol != IPPROTO_TCP || (void *)(tcp + 1) > end ? ~0U : header + tcp->doff * 4 + skb->gso_size;
+}
+
+/* Looks up a route in the kernel. */
+__noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
+{
+	struct bpf_fib_lookup f = {.family = six ? AF_INET6 : AF_INET, .tot_len = 1};
+	__u32 to, *program;
+
+	if (!r)
+		return 0;
+	r->out_ifindex = 0;
+	if (!(r->source.word[0] | r->source.word[1] | r->source.word[3])) /* :: and 0.0.0.0 are no host's */
+		return 0;
+	if (six &&
+	    (r->source.word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000)) /* not forwarded: RFC 4291, 2.5.6 */
+		return 0;
+	f.ifindex = r->in_ifindex;
+	f.tos = r->tos;
+	if (six) {
+		__builtin_memcpy(f.ipv6_src, &r->source, sizeof(f.ipv6_src));
+		__builtin_memcpy(f.ipv6_dst, &r->destination, sizeof(f.ipv6_dst));
+	} else {
+		f.ipv4_src = r->source.word[3];
+		f.ipv4_dst = r->destination.word[3];
+	}
+	if (bpf_fib_lookup(skb, &f, sizeof(f), 0) != BPF_FIB_LKUP_RET_SUCCESS || f.ifindex == r->in_ifindex)
+		return 0;
+	if (pod_network &&
+	    leaves_cluster(&r->source, &r->destination)) /* the node's own device may look like a pod's */
+		return 0;
+	program = bpf_map_lookup_elem(&fl_pods, &f.ifindex);
+	if (!program)
+		return 0;
+	r->egress_program = *program;
+	to = f.ifindex;
+	r->mtu = f.mtu_result;
+	__builtin_memcpy(r->dst_mac, f.dmac, sizeof(r->dst_mac));
+	__builtin_memcpy(r->src_mac, f.smac, sizeof(r->src_mac));
+	f.ifindex = r->in_ifindex;
+	f.tot_len = 0;
+	f.flowinfo = 0;
+	if (six) {
+		__builtin_memcpy(f.ipv6_src, &r->destination, sizeof(f.ipv6_src));
+		__builtin_memcpy(f.ipv6_dst, &r->source, sizeof(f.ipv6_dst));
+	} else {
+		f.ipv4_src = r->destination.word[3];
+		f.ipv4_dst = r->source.word[3];
+	}
+	if (bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_SKIP_NEIGH) == BPF_FIB_LKUP_RET_SUCCESS &&
+	    f.ifindex == r->in_ifindex)
+		r->out_ifindex = to;
+	return 0;
+}
+
+/* Returns the cached route of a plain packet, looked up anew if it has expired. */
+static __always_inline struct route *route_of(struct __sk_buff *skb, void *ip, struct net *net, bool is6)
+{
+	__u32 from = skb->ifindex, routes = is6 ? net->ipv6.fib6_sernum.counter : net->ipv4.rt_genid.counter, hash;
+	__u8 tos = is6 ? 0 : ((struct iphdr *)ip)->tos & ~3;
+	__u64 now = bpf_jiffies64();
+	struct address source, destination;
+	struct route *r;
+
+	if (is6) {
+		__builtin_memcpy(&source, &((struct ipv6hdr *)ip)->saddr, sizeof(source));
+		__builtin_memcpy(&destination, &((struct ipv6hdr *)ip)->daddr, sizeof(destination));
+	} else {
+		map_ipv4(&source, ((struct iphdr *)ip)->saddr);
+		map_ipv4(&destination, ((struct iphdr *)ip)->daddr);
+	}
+	hash = (source.word[0] ^ source.word[1] ^ source.word[2] ^ source.word[3]) * 0x9e3779b1U +
+	       (destination.word[0] ^ destination.word[1] ^ destination.word[2] ^ destination.word[3]);
+	hash = hash * 0x9e3779b1U >> 22; /* below ROUTES */
+	r = bpf_map_lookup_elem(&fl_routes, &hash);
+	if (!r)
+		return NULL;
+	if (likely(r->expires > now && r->expires <= now + ROUTE_TTL && r->in_ifindex == from &&
+		   r->generation == routes && r->tos == tos && addr_equal(&r->source, &source) &&
+		   addr_equal(&r->destination, &destination)))
+		return r;
+	r->source = source;
+	r->destination = destination;
+	r->in_ifindex = from;
+	r->generation = routes;
+	r->tos = tos;
+	resolve_route(skb, r, is6);
+	r->expires = now + ROUTE_TTL;
+	return r;
+}
+
+/* Has the program of policies find how a packet is redirected. */
+static __always_inline int hand_to_policies(struct __sk_buff *skb, const struct redirect *target)
+{
+	__u32 words[sizeof(*target) / sizeof(__u32)];
+
+	__builtin_memcpy(words, target, sizeof(words));
+	skb->cb[0] = words[0];
+	skb->cb[1] = words[1];
+	skb->cb[2] = words[2];
+	skb->cb[3] = words[3];
+	return TCX_EVALUATE;
+}
+
+/*
+ * Redirects a plain packet, which is for no Service, if it may bypass the host stack. Returns TCX_EVALUATE if it may
+ * once network policies are evaluated.
+ */
+static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
+{
+	void *ip = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
+	struct nf_hook_entries *hooks;
+	struct net_device *from, *to;
+	struct sk_buff *kernels;
+	struct redirect target;
+	struct net *net;
+	struct route *r;
+	bool policies;
+	__u32 length;
+
+	if (!kernel_supports(six))
+		return TCX_NEXT;
+	kernels = bpf_cast_to_kern_ctx(skb);
+	from = kernels->dev;
+	net = from->nd_net.net;
+	hooks = forward_hooks(net, six);
+	policies = hooks;
+	if (has_netfilter_hook(kernels, net, six, pod_network) || (policies && !only_hook_program(hooks)))
+		return TCX_NEXT;
+	if (ip + (six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end ||
+	    (six ? ((struct ipv6hdr *)ip)->hop_limit : ((struct iphdr *)ip)->ttl) <= 1)
+		return TCX_NEXT;
+	r = route_of(skb, ip, net, six);
+	if (!r || !r->out_ifindex)
+		return TCX_NEXT;
+	length = wire_length(skb, ip, end, six);
+	if (length > r->mtu || skb->pkt_type != PACKET_HOST || skb->mark || has_ipsec(kernels, net) ||
+	    has_routing_rule(net, six, pod_network) || !ingress_unobserved(from))
+		return TCX_NEXT;
+	if (six && !net->ipv6.devconf_all->forwarding) /* the route lookup reports that of IPv4 alone */
+		return TCX_NEXT;
+	to = device_by_index(net, r->out_ifindex);
+	if (!to || length > to->mtu || !egress_unobserved(to, r->egress_program))
+		return TCX_NEXT;
+	target.out_ifindex = r->out_ifindex;
+	__builtin_memcpy(target.dst_mac, r->dst_mac, sizeof(target.dst_mac));
+	__builtin_memcpy(target.src_mac, r->src_mac, sizeof(target.src_mac));
+	if (policies)
+		return hand_to_policies(skb, &target);
+	if (!rewrite_l2(skb, ip, &target, six))
+		return TCX_NEXT;
+	count_packet(EVENT_REDIRECTED);
+	return bpf_redirect_peer(target.out_ifindex, 0);
+}
+
+__noinline int fast_path4(struct __sk_buff *skb)
+{
+	return redirect_to_pod(skb, false);
+}
+
+__noinline int fast_path6(struct __sk_buff *skb)
+{
+	return redirect_to_pod(skb, true);
+}
+
+/* Delivers a plain packet that is for no Service. Where policies can't be evaluated here, the host stack's hook does.
+ */
+static __always_inline int deliver(struct __sk_buff *skb)
+{
+	int result = skb->protocol == bpf_htons(ETH_P_IP) ? fast_path4(skb) : fast_path6(skb);
+
+	if (result == TCX_EVALUATE) {
+		bpf_tail_call(skb, &fl_policy_calls, 0);
+		return TCX_NEXT;
+	}
+	return result;
+}
+
+/* Why packets to pods use the host stack, a bit each: of the node, for each family, and of a device. */
+enum slow_reason {
+	SLOW_KERNEL = 1 << 0, /* its structs lack a field that is read */
+	SLOW_NETFILTER = 1 << 1,
+	SLOW_IPSEC = 1 << 2,
+	SLOW_ROUTING_RULE = 1 << 3,
+	SLOW_FORWARDING = 1 << 4, /* of IPv6 alone */
+	SLOW_DEVICE = 1 << 5,
+};
+
+#define SLOW_SIX 8 /* bits of IPv6 are shifted by this */
+
+/*
+ * Returns why packets of a family use the host stack, as far as the node decides. policy is the ID of the program at
+ * netfilter's hooks whose policies the fast path evaluates, 0: none. own_network is pod_network of the programs.
+ */
+static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, bool six, __u32 policy,
+					  bool own_network)
+{
+	struct nf_hook_entries *hooks;
+	__u32 by = 0;
+
+	if (!kernel_supports(six))
+		return SLOW_KERNEL;
+	hooks = forward_hooks(net, six);
+	if (has_netfilter_hook(skb, net, six, own_network) ||
+	    (hooks && (!policy || only_hook_program(hooks) != policy)))
+		by |= SLOW_NETFILTER;
+	if (has_ipsec(skb, net))
+		by |= SLOW_IPSEC;
+	if (has_routing_rule(net, six, own_network))
+		by |= SLOW_ROUTING_RULE;
+	if (six && !net->ipv6.devconf_all->forwarding)
+		by |= SLOW_FORWARDING;
+	return by;
+}
+
+/*
+ * Returns why packets from or to a device use the host stack. cb[0] is the ID of our program at its egress, 0 where the
+ * device is no pod's; cb[1] that of the program at netfilter's hooks whose policies the fast path evaluates; cb[2] is
+ * pod_network of the programs at devices. The agent runs it (BPF_PROG_TEST_RUN); it is attached nowhere.
+ */
+SEC("tc")
+int fast_path(struct __sk_buff *skb)
+{
+	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
+	struct net_device *d;
+	struct net *net;
+	__u32 by, policy, own_network;
+
+	if (!kernel_supports(false))
+		return SLOW_KERNEL | SLOW_KERNEL << SLOW_SIX;
+	d = kernels->dev;
+	net = d->nd_net.net;
+	policy = skb->cb[1];
+	own_network = skb->cb[2];
+	by = slow_reasons(kernels, net, false, policy, own_network) |
+	     slow_reasons(kernels, net, true, policy, own_network) << SLOW_SIX;
+	if (!ingress_unobserved(d) || (skb->cb[0] && !egress_unobserved(d, skb->cb[0])))
+		by |= SLOW_DEVICE;
+	return by;
+}

@@ -1,0 +1,52 @@
+package labcmd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"fairlead.dev/fairlead/sandbox/vm"
+)
+
+// The kernels that a measurement can run in.
+const (
+	hostKernel   = "host"
+	secondKernel = "vm"
+)
+
+// inSecondKernel runs this very command again, with the same arguments, in the second kernel; what it writes below out
+// is the host's.
+func inSecondKernel(c *cobra.Command, out string) (err error) {
+	ctx := c.Context()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if out, err = filepath.Abs(out); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	fmt.Fprintln(c.ErrOrStderr(), "booting the second kernel; the first time, it is downloaded")
+	m, err := vm.Open(ctx, vm.Options{Shared: []string{out}})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	fmt.Fprintf(c.ErrOrStderr(), "in Linux %s, emulated: its times are not to be compared with the host's\n", m.Release)
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	args := append([]string{self}, os.Args[1:]...)
+	code, err := m.Run(ctx, vm.Command{Args: append(args, "--kernel="+hostKernel, "--out="+out), Dir: dir,
+		Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr()})
+	if err == nil && code != 0 {
+		err = fmt.Errorf("in the second kernel the command ended with code %d", code)
+	}
+	return err
+}
