@@ -22,7 +22,7 @@ import (
 
 const (
 	grace    = 10 * time.Millisecond // how long a file may be gone or empty before it is believed
-	patience = time.Second           // how long a file may be open for writing before a problem says so
+	patience = time.Second           // how long a file may be open for writing before it is asked for and said
 	maxSize  = 1 << 30               // of a file, in bytes
 )
 
@@ -46,7 +46,7 @@ type wait struct {
 }
 
 type writing struct {
-	since    time.Time
+	since    time.Time // or when the kernel was asked last
 	reported bool
 }
 
@@ -128,9 +128,7 @@ func (f *follower) next() (t time.Time) {
 		earlier(w.until.Add(1)) // a time that has passed is not zero
 	}
 	for _, w := range f.open {
-		if !w.reported {
-			earlier(w.since.Add(patience))
-		}
+		earlier(w.since.Add(patience))
 	}
 	return t
 }
@@ -301,14 +299,34 @@ func (f *follower) sortReads() {
 	f.reads = slices.CompactFunc(f.reads, func(a, b read) bool { return a.path == b.path })
 }
 
-// warn names the files that are open for long.
+// warn names the files that are open for long, and reads those that the kernel says are not: where folders and links
+// move while their events are read, the one that a file was closed can be missed.
 func (f *follower) warn(now time.Time) {
 	for path, w := range f.open {
-		if !w.reported && now.Sub(w.since) >= patience {
-			f.open[path] = writing{w.since, true}
-			f.fault(path, StillOpen, "a program has it open for writing: what it writes counts once it is closed")
+		switch {
+		case now.Sub(w.since) < patience:
+		case !beingWritten(path):
+			delete(f.open, path)
+			f.loadPath(path, false)
+		default:
+			if f.open[path] = (writing{now, true}); !w.reported {
+				f.fault(path, StillOpen, "a program has it open for writing: what it writes counts once it is closed")
+			}
 		}
 	}
+}
+
+// beingWritten reports whether a program has the file open for writing, which prevents a lease for reading
+// (fcntl(2), F_SETLEASE). It reports true where no lease is allowed: of another user's
+// file, or of a network's.
+func beingWritten(path string) bool {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	defer file.Close() // and with it the lease
+	_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	return err != nil
 }
 
 // drain takes the events that came while files were read: what was written meanwhile must be read again.

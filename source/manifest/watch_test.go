@@ -280,6 +280,29 @@ func TestHalfWritten(t *testing.T) {
 	w.nothingWent()
 }
 
+// A file counts again once nothing has it open, even if the event that said so was missed.
+func TestMissedClose(t *testing.T) {
+	dir := folder(t, "a.yaml", svc("a", 1))
+	path := filepath.Join(dir, "a.yaml")
+	n, err := newNotifier()
+	must(t, err)
+	defer n.close()
+	f := newFollower(dir, n)
+	must(t, f.round())
+	f.store.batch()
+	save(t, path, svc("a", 2))
+	must(t, f.drain())
+	clear(f.due)
+	f.open[path] = writing{since: time.Now().Add(-patience)}
+	must(t, f.round())
+	if _, open := f.open[path]; open || len(f.store.faults[path]) > 0 {
+		t.Errorf("open is %v, problems are %v", f.open, f.store.faults)
+	}
+	if b, _ := f.store.batch(); len(b.Changes) != 1 {
+		t.Errorf("%d changes, want what was written", len(b.Changes))
+	}
+}
+
 func TestEmptiedFile(t *testing.T) {
 	w := watch(t, folder(t, "a.yaml", svc("a", 1)))
 	w.save("a.yaml", "")
