@@ -21,7 +21,7 @@ import (
 const guestArgument = "fairlead-vm-guest"
 
 func init() {
-	if os.Getpid() == 1 && len(os.Args) == 2 && os.Args[1] == guestArgument {
+	if os.Getpid() == 1 && os.Args[len(os.Args)-1] == guestArgument { // after what kernels pass on that don't know it
 		live()
 	}
 }
@@ -46,7 +46,7 @@ func serve() error {
 	// its driver may be a module
 	for end := time.Now().Add(5 * time.Second); len(ports) == 0 &&
 		time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		ports, _ = filepath.Glob("/dev/vport*") // the pattern is well-formed
+		ports, _ = filepath.Glob("/dev/vport*p1") // the pattern is well-formed
 	}
 	if len(ports) != 1 {
 		return fmt.Errorf("%d serial ports %q instead of one", len(ports), ports)

@@ -28,6 +28,9 @@ type Series string
 // Default is the second kernel, unless another is asked for.
 const Default Series = "6.12"
 
+// AllSeries returns the series that Prepare knows, in order of their names.
+func AllSeries() []Series { return slices.Sorted(maps.Keys(suites)) }
+
 // suites returns which of Debian's has a series' newest kernel, in the package that depends on it.
 var suites = map[Series]string{Default: "bookworm-backports", "6.1": "bookworm", "5.10": "bullseye"}
 

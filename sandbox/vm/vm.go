@@ -24,9 +24,10 @@ import (
 type Options struct {
 	Kernel  Series    // Default if empty
 	Shared  []string  // directories that the guest may write; they have the same paths inside
-	CPUs    int       // 2 if zero
+	CPUs    int       // 2 if zero; 1 of an Exact one
 	Memory  int       // MiB; 3072 if zero
 	Console io.Writer // gets what the guest's kernel prints, if not nil
+	Exact   bool      // its clocks count instructions, and it can trace them: see exact.go
 }
 
 // Machine is a running guest.
@@ -38,7 +39,8 @@ type Machine struct {
 	port     *os.File
 	out      *gob.Encoder
 	in       *gob.Decoder
-	portLock chan struct{} // holds one token: who has it may use port
+	portLock chan struct{} // holds one token: its holder may use port
+	tracer   *tracer       // nil: not Exact
 	close    func() error
 	unhook   func() bool
 }
@@ -49,6 +51,9 @@ const bootDeadline = 5 * time.Minute // seen: 4 s on an idle machine, 20 s among
 // with the console's last lines.
 func Open(ctx context.Context, o Options) (*Machine, error) {
 	o.CPUs, o.Memory = cmp.Or(o.CPUs, 2), cmp.Or(o.Memory, 3072)
+	if o.Exact {
+		o.CPUs = 1
+	}
 	k, err := Prepare(ctx, cmp.Or(o.Kernel, Default))
 	if err != nil {
 		return nil, err
@@ -104,6 +109,7 @@ func enough(memory int) error {
 const (
 	processor = "max,cx16=off,la57=off"
 	emulation = "tcg,thread=single"
+	timed     = "no_timer_check tsc=unstable clocksource=hpet"
 )
 
 // start starts a virtiofsd per directory and qemu. All talk over sockets that have no name, so nothing stays when they
@@ -121,21 +127,7 @@ func (m *Machine) start(k Kernel, o Options) error {
 	if err != nil {
 		return err
 	}
-	size := fmt.Sprintf("%dM", o.Memory)
-	args := []string{
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-machine", "q35,memory-backend=memory", "-object", "memory-backend-memfd,id=memory,share=on,size=" + size, "-m",
-		size,
-		"-accel", emulation, "-cpu", processor, "-smp", strconv.Itoa(o.CPUs),
-		"-kernel", k.Image, "-append", strings.Join([]string{
-			"rootfstype=virtiofs", "root=root", "ro", "init=" + self, "console=ttyS0", "loglevel=5", "panic=-1",
-			guestVariable + "=" + self, "no_timer_check", "tsc=unstable", "clocksource=hpet", "mitigations=off", "audit=0",
-			"init_on_alloc=0", "--", guestArgument}, " "),
-		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
-	}
-	if k.Initrd != "" {
-		args = append(args, "-initrd", k.Initrd)
-	}
+	args := hardware(k, o, self)
 	var files []*os.File
 	pass := func(f *os.File) string {
 		files = append(files, f)
@@ -160,13 +152,42 @@ func (m *Machine) start(k Kernel, o Options) error {
 	m.port = os.NewFile(uintptr(pair[0]), "guest's serial port")
 	m.out, m.in = gob.NewEncoder(m.port), gob.NewDecoder(m.port)
 	args = append(args, "-chardev", "socket,id=port,fd="+pass(os.NewFile(uintptr(pair[1]), "port")),
-		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port")
+		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port,nr=1")
+	if o.Exact {
+		more, err := m.exact(o, pass)
+		if err != nil {
+			return errors.Join(err, closeAll(files))
+		}
+		args = append(args, more...)
+	}
 	m.qemu, err = start(qemu, args, o.Console, files...)
 	if err != nil {
 		return err
 	}
 	m.children = append(m.children, m.qemu)
+	if m.tracer != nil {
+		go m.tracer.serve()
+	}
 	return nil
+}
+
+// hardware returns qemu's arguments of a machine without its files and ports. Its first process is the program self.
+func hardware(k Kernel, o Options, self string) []string {
+	size := fmt.Sprintf("%dM", o.Memory)
+	args := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-machine", "q35,memory-backend=memory", "-object", "memory-backend-memfd,id=memory,share=on,size=" + size, "-m",
+		size,
+		"-accel", emulation, "-cpu", processor, "-smp", strconv.Itoa(o.CPUs),
+		"-kernel", k.Image, "-append", strings.Join([]string{
+			"rootfstype=virtiofs", "root=root", "ro", "init=" + self, "console=ttyS0", "loglevel=5", "panic=-1",
+			guestVariable + "=" + self, clock(o), "mitigations=off", "audit=0", "init_on_alloc=0", "--", guestArgument}, " "),
+		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+	}
+	if k.Initrd != "" {
+		args = append(args, "-initrd", k.Initrd)
+	}
+	return args
 }
 
 func closeAll(files []*os.File) (err error) {
@@ -271,10 +292,14 @@ func (m *Machine) end() error {
 	for _, p := range slices.Backward(m.children) {
 		p.Kill()
 	}
-	if m.port == nil {
-		return nil
+	var err error
+	if m.tracer != nil {
+		err = m.tracer.close()
 	}
-	return m.port.Close()
+	if m.port == nil {
+		return err
+	}
+	return errors.Join(err, m.port.Close())
 }
 
 // Command is a program to run in the guest.

@@ -25,6 +25,7 @@ func main() {
 		})
 	flag.IntVar(&o.CPUs, "cpus", 2, "emulated processors, which share one of the host's")
 	console := flag.Bool("console", false, "show what the kernel prints")
+	flag.BoolVar(&o.Exact, "exact", false, "clocks that count instructions, on one processor")
 	flag.Parse()
 	if *console {
 		o.Console = os.Stderr
