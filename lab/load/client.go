@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,7 +42,20 @@ type Client struct {
 	Most    int           // operations after which it ends, if the time hasn't before; 0: none
 	Record  bool          // the sample has each operation's time and answer, in order
 	Cold    *Memory       // walked just before the clock of each operation starts; nil: none is
+	Exact   *Exact        // nil: times are measured
 	Workers
+}
+
+// Exact has a client count instructions instead of measuring time, in a machine of which the processor's time stamp
+// counter does: a number of operations after some that don't count, whatever the time.
+type Exact struct {
+	Server *Inline // that it connects to
+	Warm   int
+	Ops    int
+	// Trace has the instructions traced that f executes, nil: they aren't. The address executed at the start and the end
+	// of each operation is at mark.
+	Trace  func(mark uintptr, f func() error) error
+	Traced int // operations to be traced, after the others
 }
 
 // Run does op for d. An operation that fails is counted, not returned; an error means that nothing could be measured.
@@ -53,13 +68,16 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
 	}
+	if c.Exact != nil {
+		d, c.Most = exactly, c.Exact.Ops
+	}
 	err = c.Thread.Do(func() error {
 		l, err := c.loop(op, d)
 		if err != nil {
 			return err
 		}
 		defer l.close()
-		l.run(ctx, c.Warm, 0)
+		l.warmUp(ctx)
 		l.rec.clear()
 		l.from = 0
 		before := c.counts()
@@ -70,7 +88,7 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 		s = l.rec.sample(c.Record)
 		s.Start, s.Wall = start, wall
 		s.CPU, s.Counters = after.sub(before)
-		return ctx.Err()
+		return errors.Join(ctx.Err(), l.trace(ctx))
 	})
 	if err != nil {
 		return s, fmt.Errorf("%s load on %d targets from %s: %w", op, len(c.Targets), first(c.Targets), err)
@@ -83,6 +101,34 @@ func first(a []netip.AddrPort) string {
 		return "none"
 	}
 	return a[0].String()
+}
+
+// exactly is a time that no block of counted operations takes.
+const exactly = 24 * time.Hour
+
+// warmUp does the operations before the clock counts: a number of them, or for a time.
+func (l *loop) warmUp(ctx context.Context) {
+	switch {
+	case l.Exact == nil:
+		l.run(ctx, l.Warm, 0)
+	case l.Exact.Warm > 0:
+		l.run(ctx, exactly, l.Exact.Warm)
+	}
+}
+
+// trace has operations traced, if they are to be.
+func (l *loop) trace(ctx context.Context) error {
+	if l.Exact == nil || l.Exact.Trace == nil {
+		return nil
+	}
+	return l.Exact.Trace(ticksAt(), func() error {
+		l.rec.clear()
+		l.run(ctx, exactly, l.Exact.Traced)
+		if len(l.rec.errors) > 0 {
+			return fmt.Errorf("traced operations failed: %v", l.rec.errors)
+		}
+		return nil
+	})
 }
 
 func (c Client) counts() Counts { return ReadCounts(c.CPUs, c.Workers) }
@@ -99,6 +145,14 @@ type loop struct {
 	size       int // of a request: req, over and over
 	resp       []byte
 	do         func(*loop) (start, end time.Duration, err error)
+	inline     inline
+}
+
+// inline is what a client with an Inline server knows of it.
+type inline struct {
+	conn  int   // of the server, for the present connection; -1: none
+	conns []int // likewise of those that persist, by target
+	clock int64 // instructions that reading the clock twice takes
 }
 
 func (c Client) loop(op Op, d time.Duration) (*loop, error) {
@@ -106,7 +160,8 @@ func (c Client) loop(op Op, d time.Duration) (*loop, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &loop{Client: c, base: time.Now(), route: r, req: c.Words.Persist, resp: make([]byte, c.Words.Persisted)}
+	l := &loop{Client: c, base: time.Now(), route: r, req: c.Words.Persist, resp: make([]byte, c.Words.Persisted),
+		inline: inline{conn: -1}}
 	capacity := int(min(d/(4*time.Microsecond), 1<<20))
 	if c.Most > 0 {
 		capacity = min(capacity, c.Most)
@@ -125,11 +180,29 @@ func (c Client) loop(op Op, d time.Duration) (*loop, error) {
 		for i := range l.persistent {
 			l.persistent[i] = -1
 		}
+		l.inline.conns = slices.Clone(l.persistent)
+	}
+	if c.Exact != nil {
+		l.calibrate()
 	}
 	return l, nil
 }
 
-func (l *loop) now() time.Duration { return time.Since(l.base) }
+func (l *loop) now() time.Duration {
+	if l.Exact != nil {
+		return time.Duration(ticks())
+	}
+	return time.Since(l.base)
+}
+
+// calibrate counts what reading the clock takes itself.
+func (l *loop) calibrate() {
+	l.inline.clock = math.MaxInt64
+	for range 100 {
+		start := l.start()
+		l.inline.clock = min(l.inline.clock, int64(l.now()-start))
+	}
+}
 
 // start is when an operation's clock starts: once the caches are cold, if they are to be.
 func (l *loop) start() time.Duration {
@@ -148,7 +221,7 @@ func (l *loop) run(ctx context.Context, d time.Duration, most int) time.Duration
 		if err != nil {
 			l.rec.errors[Kind(err)]++
 		} else {
-			l.rec.ns = append(l.rec.ns, int64(end-start))
+			l.rec.ns = append(l.rec.ns, int64(end-start)-l.inline.clock)
 		}
 		now = end
 	}
@@ -161,12 +234,13 @@ func (l *loop) connect() (start, end time.Duration, err error) {
 	if err != nil {
 		return 0, l.now(), err
 	}
+	defer l.hangUp()
 	defer unix.Close(fd)
 	start = l.start()
 	err = connect(fd, to)
 	end = l.now()
 	if err == nil {
-		err = l.request(fd)
+		err = l.request(fd, &l.inline.conn)
 	}
 	return start, end, err
 }
@@ -177,39 +251,52 @@ func (l *loop) crr() (start, end time.Duration, err error) {
 	if err != nil {
 		return 0, l.now(), err
 	}
+	defer l.hangUp()
 	start = l.start()
 	if err = connect(fd, to); err == nil {
-		err = l.request(fd)
+		err = l.request(fd, &l.inline.conn)
 	}
 	unix.Close(fd)
 	return start, l.now(), err
 }
 
+// hangUp closes the server's end of a connection, where this thread has it.
+func (l *loop) hangUp() {
+	if l.inline.conn >= 0 {
+		unix.Close(l.inline.conn)
+		l.inline.conn = -1
+	}
+}
+
 func (l *loop) rr() (start, end time.Duration, err error) {
 	to, i := l.route.step()
 	if l.persistent[i] < 0 {
-		if l.persistent[i], err = l.dial(to); err != nil {
+		if l.persistent[i], err = l.dial(to, &l.inline.conns[i]); err != nil {
 			return 0, l.now(), err
 		}
 	}
 	start = l.start()
-	err = l.request(l.persistent[i])
+	err = l.request(l.persistent[i], &l.inline.conns[i])
 	end = l.now()
 	if err != nil {
 		unix.Close(l.persistent[i])
 		l.persistent[i] = -1
+		if l.inline.conns[i] >= 0 {
+			unix.Close(l.inline.conns[i])
+			l.inline.conns[i] = -1
+		}
 	}
 	return start, end, err
 }
 
 // dial connects and exchanges one request, so that what follows finds the connection accepted and the path warm.
-func (l *loop) dial(to unix.Sockaddr) (int, error) {
+func (l *loop) dial(to unix.Sockaddr, server *int) (int, error) {
 	fd, err := l.socket(to)
 	if err != nil {
 		return -1, err
 	}
 	if err = connect(fd, to); err == nil {
-		err = l.request(fd)
+		err = l.request(fd, server)
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -218,10 +305,16 @@ func (l *loop) dial(to unix.Sockaddr) (int, error) {
 	return fd, nil
 }
 
-// request sends one and reads its response, and the server's FIN after a farewell.
-func (l *loop) request(fd int) error {
+// request sends one and reads its response, and the server's FIN after a farewell. An Inline server answers in between,
+// by its end of the connection.
+func (l *loop) request(fd int, server *int) (err error) {
 	for left := l.size; left > 0; left -= len(l.req) {
 		if err := writeAll(fd, l.req[:min(left, len(l.req))]); err != nil {
+			return err
+		}
+	}
+	if l.Exact != nil {
+		if *server, err = l.Exact.Server.answer(*server); err != nil {
 			return err
 		}
 	}
@@ -268,7 +361,7 @@ func (l *loop) bind(fd int) error {
 }
 
 func (l *loop) close() {
-	for _, fd := range l.persistent {
+	for _, fd := range slices.Concat(l.persistent, l.inline.conns) {
 		if fd >= 0 {
 			unix.Close(fd)
 		}

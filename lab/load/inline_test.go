@@ -1,0 +1,47 @@
+package load
+
+import (
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// A client and a server of one thread exchange what they would with one each, by the number of operations.
+func TestInline(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Fatal("exact counts need amd64")
+	}
+	sizes := Sizes{Request: 100, Response: 1000}
+	s, err := ServeInline(ServerConfig{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, Sizes: sizes,
+		ID: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, op := range []Op{Connect, CRR, RR} {
+		traced := 0
+		c := Client{Targets: s.Addrs, Sizes: sizes, Exact: &Exact{Server: s, Warm: 3, Ops: 11, Traced: 2,
+			Trace: func(mark uintptr, f func() error) error {
+				traced++
+				if mark == 0 {
+					t.Error("no mark")
+				}
+				return f()
+			}}}
+		got, err := c.Run(t.Context(), op, time.Nanosecond) // which bounds nothing
+		if err != nil || got.Ops != 11 || got.Failed() > 0 || got.Answers[7] != 11 || got.Quantiles["min"] <= 0 {
+			t.Errorf("%s: %+v, %v", op, got, err)
+		}
+		if traced != 1 {
+			t.Errorf("%s: traced %d times", op, traced)
+		}
+	}
+	if s.Close() != nil || s.Close() != nil {
+		t.Error("closed twice")
+	}
+	if got, err := (Client{Targets: s.Addrs, Sizes: sizes, Exact: &Exact{Server: s, Ops: 3}}).Run(t.Context(), CRR,
+		0); err != nil || got.Ops > 0 || got.Failed() != 3 {
+		t.Errorf("without a server: %+v, %v", got, err)
+	}
+}
