@@ -72,10 +72,10 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -parallel 6 -skip 'SecondKernel|Conformance/(nftables|iptables|ebpf)' ./agent -worlds 3 -replacements 20
 	$(GO) test -timeout 20m -p 1 ./sandbox/vm/...
 	$(GO) test -timeout 45m -p 2 -run '^Test(In)?SecondKernel$$' ./agent ./agent/attach ./bpf/service ./kernel/ipvs ./dataplane/network/route ./dataplane/service/ebpf ./dataplane/service/ipvs
-	$(GO) test -timeout 45m -run '^TestSecondKernel$$' ./test # as many machines at once as there are processors
+	$(GO) test -timeout 45m -run '^Test(ExactIn)?SecondKernel$$' ./test ./lab # as many machines at once as there are processors
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.
-UNIT := . ./agent/escape ./agent/memory ./cmd/... ./cni ./inspect ./ipam ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./flowlog ./lab/chart \
+UNIT := . ./agent/escape ./agent/memory ./cmd/... ./cni ./inspect ./ipam ./agent/config ./dataplane/health ./dataplane/httpserver ./dataplane/maglev ./agent/event ./flowlog ./lab/chart ./lab/instructions \
 	./lab/analysis ./lab/cluster ./lab/progress ./lab/report ./lab/result ./lab/stats ./model ./reachability ./reconcile ./resolve/... ./sandbox/apiserver ./sandbox/generate ./source/... ./verdict
 ROOTLESS := ./kernel/netns ./kernel/nftables ./kernel/sockets ./kernel/sysctl ./dataplane/service/userspace
 .PHONY: test-unit
@@ -99,6 +99,10 @@ test-matrix: root packages ## every case and many random worlds of network polic
 .PHONY: test-scale
 test-scale: root packages ## 100,000 pods × 75,000 network policies through an agent into each policy engine: time and memory, some minutes
 	$(GO) test -timeout 30m -count 1 -v -run TestPolicyScale ./test -scale-pods 100000 -scale-rest 20s
+
+.PHONY: exact-accept
+exact-accept: root packages ## count the instructions of connections and commit to them: lab/testdata/exact.json, which make test holds them to
+	$(GO) test -timeout 20m -count 1 -run TestExactInSecondKernel ./lab -accept-exact
 
 .PHONY: test-upgrade
 test-upgrade: root packages ## upgrade from another build and back, under load: BEFORE=COMMIT (default: the last tag), a minute

@@ -536,6 +536,9 @@ func noise(m result.Manifest, s Summary, groups []*cellBlocks) Noise {
 		n.Others = max(0, float64(m.After.Busy-m.Before.Busy-(m.After.Own-m.Before.Own))/span)
 	}
 	say := func(format string, a ...any) { n.Why = append(n.Why, fmt.Sprintf(format, a...)) }
+	if m.Design.Exact {
+		return exactNoise(s)
+	}
 	if m.Machine.Emulated() {
 		say("the processor is emulated: times and shares of it say nothing about a real one; ratios between arms of this " +
 			"run say a little, exact counts all")
@@ -563,6 +566,17 @@ func noise(m result.Manifest, s Summary, groups []*cellBlocks) Noise {
 		v := g.figures()
 		if spread := (stats.Quantile(v, 0.75) - stats.Quantile(v, 0.25)) / stats.Median(v); spread > mostSpread {
 			say("%s: the middle half of the baseline's blocks spreads over %.0f %% of their median", g.measure.Title, 100*spread)
+		}
+	}
+	n.Noisy = len(n.Why) > 0
+	return n
+}
+
+// exactNoise is what scatters though instructions are counted: chains of hash tables, above all.
+func exactNoise(s Summary) (n Noise) {
+	for _, m := range s.Design.Measures {
+		if r, ok := s.Resolution[m.ID]; ok && m.Ratio && r.Half > s.Design.Margin {
+			n.Why = append(n.Why, fmt.Sprintf("%s: differences below %.2f %% can't be told from nothing", m.Title, 100*r.Half))
 		}
 	}
 	n.Noisy = len(n.Why) > 0

@@ -22,6 +22,7 @@ type Experiment struct {
 	Layouts  []string // of kube-proxy's rules that it compares with, of which Options may name some
 	Subjects []string // others' programs that it takes
 	Rounds   bool     // of which Options may say how many
+	Exact    bool     // it can count instructions
 
 	// Second returns why a folder is no run of it under the second kernel, for which it has a panel; nil: it has none.
 	Second func(folder string) error
@@ -39,6 +40,7 @@ type Options struct {
 	Layouts   []string // of kube-proxy's rules, or NoLayouts alone; nil: all that run here
 	Subjects  []string // others' programs to be measured beside ours, such as kube-proxy=PATH
 	Second    string   // folder of a run of the same experiment under the second kernel; "": none
+	Exact     bool     // instructions are counted instead of time
 	Seed      uint64
 	Out       string    // folder in which the run's own is made
 	Agent     []string  // the program whose "run" is the agent, with arguments that come before

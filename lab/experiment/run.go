@@ -34,7 +34,7 @@ func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err err
 	if err := CheckRoot(); err != nil {
 		return "", err
 	}
-	b, err := testbed.Open(testbed.Config{Seed: o.Seed, Agent: o.Agent})
+	b, err := testbed.Open(testbed.Config{Seed: o.Seed, Agent: o.Agent, Exact: o.Exact})
 	if err != nil {
 		return "", err
 	}
@@ -44,6 +44,9 @@ func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err err
 		return "", err
 	}
 	d := w.Design()
+	if o.Exact {
+		d = counted(d)
+	}
 	dir = filepath.Join(o.Out, d.ID+"-"+time.Now().Format("20060102-150405"))
 	out, err := result.Create(dir, result.Manifest{
 		Design: d, Command: o.Command, Profile: w.ProfileName(), Seed: o.Seed,
@@ -55,7 +58,11 @@ func (e Experiment) Perform(ctx context.Context, o Options) (dir string, err err
 	if len(b.CPUs.All) == 1 {
 		out.Remark("This machine has one processor for us: the load shares it with everything else.")
 	}
-	err = follow(ctx, b, w.Steps(out), o)
+	steps := w.Steps(out)
+	if o.Exact {
+		steps = append(steps, foldStep(out))
+	}
+	err = follow(ctx, b, steps, o)
 	outcome := ""
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):

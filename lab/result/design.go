@@ -2,6 +2,7 @@ package result
 
 import (
 	"cmp"
+	"slices"
 )
 
 // Design is an experiment in words and numbers: all that a reader of the raw blocks must know to judge them.
@@ -21,6 +22,7 @@ type Design struct {
 	Missing  []string  `json:"not_measured,omitempty"` // what a reader might expect here and won't find, and why
 	Ghosts   []Ghost   `json:"ghosts,omitempty"`
 	Pictures []Picture `json:"pictures,omitempty"`
+	Exact    bool      `json:"exact,omitempty"`  // instructions are counted, not time
 	Answer   *Answer   `json:"answer,omitempty"` // nil: of earlier programs, whose reports make one up
 }
 
@@ -179,4 +181,35 @@ func (d Design) ArmTitle(id string) string {
 		}
 	}
 	return id
+}
+
+// Instructions is the unit of measures of exact runs.
+const Instructions = "instr."
+
+// Counted returns the design of a run that counts instructions instead of time, one for each nanosecond.
+func (d Design) Counted() Design {
+	d.Measures = slices.Clone(d.Measures)
+	for i := range d.Measures {
+		if m := &d.Measures[i]; slices.Contains([]string{"ns", "µs", "ms", "s"}, m.Unit) {
+			m.Unit = Instructions
+		}
+	}
+	d.Exact, d.Margin = true, 0.001
+	if d.Answer != nil {
+		a := *d.Answer
+		a.Findings = slices.Clone(a.Findings)
+		for i := range a.Findings {
+			if f := &a.Findings[i]; f.Object == "time" {
+				f.Object = "instructions"
+			}
+		}
+		d.Answer = &a
+	}
+	d.Method = append([]string{"Instructions are counted, not time: all runs in an emulated machine of one processor, " +
+		"of which the clocks advance by one with each instruction. Client and server are one thread, so that neither " +
+		"waits: a connection is what both ends and all between them execute. A repeated string instruction counts once " +
+		"for each repetition. What this can't see: caches, the prediction of branches, memory, real devices, other " +
+		"processors."},
+		d.Method...)
+	return d
 }

@@ -138,6 +138,7 @@ type Writer struct {
 	file     *os.File      // that it writes to
 	order    int
 	begun    time.Time // with its monotonic reading
+	traces   []Trace   // not folded yet
 }
 
 // Create makes the directory, which must not hold a run yet, and writes the manifest. Started is now.

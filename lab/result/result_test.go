@@ -73,3 +73,52 @@ func FuzzReadBlocks(f *testing.F) {
 		}
 	})
 }
+
+// An exact run's measures of time are counts, and the design that it is made of stays as it is.
+func TestCounted(t *testing.T) {
+	d := Design{Margin: 0.01, Method: []string{"first"},
+		Measures: []Measure{{ID: "crr", Unit: "µs"}, {ID: "size", Unit: "MiB"}},
+		Answer:   &Answer{Findings: []Finding{{Object: "time"}, {Object: "rules"}}}}
+	c := d.Counted()
+	if c.Measures[0].Unit != Instructions || c.Measures[1].Unit != "MiB" || !c.Exact || c.Margin >= d.Margin ||
+		len(c.Method) != 2 || c.Answer.Findings[0].Object != "instructions" || c.Answer.Findings[1].Object != "rules" {
+		t.Errorf("%+v", c)
+	}
+	if d.Measures[0].Unit != "µs" || d.Answer.Findings[0].Object != "time" || d.Exact {
+		t.Errorf("the design that it was made of is %+v", d)
+	}
+}
+
+// A trace is folded once, and what it says are blocks of its arm.
+func TestFolded(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	w, err := Create(dir, Manifest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := Trace{Measure: "crr", Arm: "ebpf", Params: Params{"services": "10"}}
+	path, err := w.Trace(at)
+	if err != nil || os.WriteFile(path, []byte("raw"), 0o644) != nil {
+		t.Fatal(path, err)
+	}
+	if again, err := w.Trace(at); again != "" || err != nil {
+		t.Errorf("traced again, to %q: %v", again, err)
+	}
+	if err := w.Folded(func(b []byte) (string, map[string]float64, error) {
+		return string(b) + " folded", map[string]float64{"-of-tcp": 7}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close("", Load{}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Read(dir)
+	if err != nil || len(r.Blocks) != 1 || r.Blocks[0].Measure != "crr-of-tcp" || r.Blocks[0].Arm != "ebpf" ||
+		r.Blocks[0].Figures["value"] != 7 {
+		t.Errorf("%+v, %v", r.Blocks, err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, TracesFolder, "crr_ebpf_services=10.folded"))
+	if _, raw := os.Stat(path); err != nil || string(b) != "raw folded" || raw == nil {
+		t.Errorf("%q, %v; the raw trace is there: %v", b, err, raw == nil)
+	}
+}

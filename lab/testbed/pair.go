@@ -54,6 +54,8 @@ type Pair struct {
 	Far        *netns.Namespace
 	pod        *netns.Namespace // nil: none
 	servers    []server
+	exact      bool               // servers are inline
+	inline     *load.Inline       // nil: none
 	Agent      *Process           // nil: none, or none yet
 	FarAgent   *Process           // of the far end as a node; nil: none
 	KubeProxy  *kubeproxy.Node    // nil: none
@@ -248,6 +250,13 @@ func (p *Pair) Serve(thread load.Thread, at netip.AddrPort, sizes load.Sizes, id
 
 // ServeAs starts a server.
 func (p *Pair) ServeAs(c load.ServerConfig) error {
+	if p.exact {
+		s, err := load.ServeInline(c)
+		if err == nil {
+			p.inline, p.servers = s, append(p.servers, s)
+		}
+		return err
+	}
 	s, err := load.Serve(c)
 	if err == nil {
 		p.servers = append(p.servers, s)

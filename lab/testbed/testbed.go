@@ -21,6 +21,7 @@ import (
 type Config struct {
 	Seed  uint64   // of everything that is drawn
 	Agent []string // the program whose "run" is the agent, with arguments that come before
+	Exact bool     // instructions are counted instead of time, on a machine that can
 }
 
 // Testbed is what one experiment measures on: this machine's processors, and the network namespaces and programs that
@@ -37,6 +38,7 @@ type Testbed struct {
 	WithIPv6 bool    // every arm's node has IPv6
 	Pairs    []*Pair // of all arms, the baseline's first
 
+	trace    string            // the file for a trace of what the next client does; "": none
 	realtime bool              // client and server may have real-time priority
 	undo     []func() error    // of what was made, in that order
 	tried    map[string]string // modes, and why they can't run here
@@ -137,7 +139,7 @@ func (b *Testbed) addPair(ctx context.Context, arm string, params result.Params,
 	if err != nil {
 		return nil, err
 	}
-	p.Arm, p.Params = arm, params
+	p.Arm, p.Params, p.exact = arm, params, b.Config.Exact
 	if b.Grouped {
 		p.Group()
 	}
@@ -162,6 +164,9 @@ func (b *Testbed) Isolate(remark func(string)) error {
 	b.Defer(func() error { runtime.GOMAXPROCS(before); return pin(os.Getpid(), b.CPUs.All) })
 	if err := pin(os.Getpid(), b.CPUs.rest); err != nil {
 		return err
+	}
+	if b.Config.Exact {
+		b.Defer(quiet())
 	}
 	if b.realtime = load.MayRealtime(); !b.realtime {
 		remark("Client and server may not have real-time priority here (CAP_SYS_NICE is missing): other threads can come " +

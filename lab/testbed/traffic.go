@@ -51,7 +51,7 @@ func (b *Testbed) ClosedLoop(op load.Op, warm, block time.Duration) Loader {
 // Client returns a closed loop's client, which ends connections with a reset.
 func (b *Testbed) Client(p *Pair, to []netip.AddrPort, warm time.Duration) load.Client {
 	return load.Client{Thread: b.ClientThread(p), Targets: to, Seed: b.Rand.Uint64(), Sizes: Sizes, Words: p.Words,
-		Close: load.Reset, Warm: warm, Workers: p.Workers()}
+		Close: load.Reset, Warm: warm, Exact: b.exact(p), Workers: p.Workers()}
 }
 
 // ClientThread returns where a pair's client runs: on the reserved processor, with real-time priority if permitted,
@@ -109,7 +109,13 @@ func (t *Traffic) order(o Operation) []*Pair {
 
 // block runs one operation in one arm and records the block.
 func (t *Traffic) block(ctx context.Context, round int, p *Pair, o Operation) error {
+	path, err := t.traceFile(round, p, o)
+	if err != nil {
+		return err
+	}
+	t.bed.trace = path
 	s, trace, err := o.Load(ctx, p, o.Targets(p))
+	t.bed.trace = ""
 	for _, a := range p.agents() {
 		err = errors.Join(err, a.Err())
 	}

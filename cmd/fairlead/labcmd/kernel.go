@@ -17,9 +17,26 @@ const (
 	secondKernel = "vm"
 )
 
-// inSecondKernel runs this very command again, with the same arguments, in the second kernel; what it writes below out
-// is the host's.
-func inSecondKernel(c *cobra.Command, out string) (err error) {
+// kernels returns the values of --kernel.
+func kernels() []string {
+	l := []string{hostKernel, secondKernel}
+	for _, s := range vm.AllSeries() {
+		l = append(l, string(s))
+	}
+	return l
+}
+
+// series returns the series of kernels that a value of --kernel names.
+func series(kernel string) vm.Series {
+	if kernel == hostKernel || kernel == secondKernel {
+		return vm.Default
+	}
+	return vm.Series(kernel)
+}
+
+// inSecondKernel runs this very command again, with the same arguments, in a second kernel; what it writes below out
+// is the host's. An exact one counts instructions.
+func inSecondKernel(c *cobra.Command, out string, kernel vm.Series, exact bool) (err error) {
 	ctx := c.Context()
 	self, err := os.Executable()
 	if err != nil {
@@ -32,7 +49,7 @@ func inSecondKernel(c *cobra.Command, out string) (err error) {
 		return err
 	}
 	fmt.Fprintln(c.ErrOrStderr(), "booting the second kernel; the first time, it is downloaded")
-	m, err := vm.Open(ctx, vm.Options{Shared: []string{out}})
+	m, err := vm.Open(ctx, vm.Options{Kernel: kernel, Shared: []string{out}, Exact: exact})
 	if err != nil {
 		return err
 	}

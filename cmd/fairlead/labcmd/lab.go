@@ -137,12 +137,14 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 		Example: fmt.Sprintf("  fairlead lab run %s --quick\n  fairlead lab run %[1]s --seed 7 --out results", e.Name),
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			switch kernel {
-			case hostKernel:
-			case secondKernel:
-				return inSecondKernel(c, o.Out)
+			switch {
+			case o.Exact && !testbed.InExact():
+				return inSecondKernel(c, o.Out, series(kernel), true)
+			case kernel == hostKernel:
+			case slices.Contains(kernels(), kernel):
+				return inSecondKernel(c, o.Out, series(kernel), false)
 			default:
-				return fmt.Errorf("invalid --kernel %q: use %s or %s", kernel, hostKernel, secondKernel)
+				return fmt.Errorf("invalid --kernel %q: use one of %s", kernel, strings.Join(kernels(), ", "))
 			}
 			if err := completeLab(c, &o); err != nil {
 				return err
@@ -153,9 +155,12 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	}
 	labFlags(c, e, &o)
 	c.Flags().StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what "+
-		"this kernel lacks; its times compare with nothing else")
-	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions([]string{hostKernel, secondKernel},
-		cobra.ShellCompDirectiveNoFileComp))
+		"this kernel lacks; or the series of another of Debian's; times there compare with nothing else")
+	if e.Exact {
+		c.Flags().BoolVar(&o.Exact, "exact", false, "count instructions instead of time, in the second kernel: the same "+
+			"numbers on every machine, however busy")
+	}
+	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions(kernels(), cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -243,6 +248,9 @@ func again(e experiment.Experiment, o experiment.Options) []string {
 	}
 	if o.Second != "" {
 		l = append(l, "--second-kernel", o.Second)
+	}
+	if o.Exact {
+		l = append(l, "--exact")
 	}
 	if o.Modes != nil {
 		l = append(l, "--modes", strings.Join(o.Modes, ","))

@@ -29,6 +29,7 @@ minutes, and root.`,
 	Compares: true,
 	Layouts:  experiment.LayoutNames(layouts),
 	Rounds:   true,
+	Exact:    true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
 		p := full
 		if o.Quick {
@@ -36,6 +37,9 @@ minutes, and root.`,
 		}
 		if o.Services != nil {
 			p.Services = o.Services
+		}
+		if o.Exact {
+			p.Rounds, p.Cold, p.Counted = experiment.ExactRounds, 0, 0
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, o, p)
@@ -92,6 +96,9 @@ const (
 
 // mapMemory makes the memory that is walked.
 func (r *trial) mapMemory() (err error) {
+	if r.profile.Cold == 0 {
+		return nil
+	}
 	size := min(max(2*load.LastCache(r.bed.CPUs.Load[0]), leastWalk), mostWalk)
 	if r.memory, err = load.NewMemory(size); err == nil {
 		r.bed.Defer(r.memory.Close)
@@ -132,6 +139,8 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 		func(ctx context.Context, i int) error { return r.traffic.Round(ctx, i, r.operations()) })
 	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {
 		l.Add("checking how packets went", 10*time.Millisecond, r.checkVariants)
+	}
+	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) && p.Counted > 0 {
 		l.Add("reading programs", time.Second, r.readPrograms)
 		exchanges := time.Duration(len(p.Services)*len(exchanges)*p.Each) * 60 * time.Microsecond
 		l.Times(p.Counted, "counting programs' runs, round", exchanges, r.countRuns)
@@ -145,7 +154,6 @@ const walked = 10 << 30
 // operations are those of a round.
 func (r *trial) operations() (l []testbed.Operation) {
 	p := r.profile
-	walks := time.Duration(p.Cold*2*r.memory.Size()) * time.Second / walked
 	for _, op := range []load.Op{load.Connect, load.CRR} {
 		for _, by := range []string{"", experiment.SuffixPod} {
 			to := func(p *testbed.Pair) []netip.AddrPort {
@@ -158,9 +166,12 @@ func (r *trial) operations() (l []testbed.Operation) {
 				return []netip.AddrPort{testbed.ServiceEntry(experiment.ServiceAt(experiment.Middle, p.Services))}
 			}
 			l = append(l, testbed.Operation{Measure: op.String() + by, Targets: to, Load: r.warm(op, by),
-				Planned: p.Warm + p.Block},
-				testbed.Operation{Measure: op.String() + by + experiment.SuffixCold, Targets: to, Load: r.cold(op, by),
-					Planned: walks, Warmup: true})
+				Planned: p.Warm + p.Block})
+			if p.Cold > 0 {
+				walks := time.Duration(p.Cold*2*r.memory.Size()) * time.Second / walked
+				l = append(l, testbed.Operation{Measure: op.String() + by + experiment.SuffixCold, Targets: to,
+					Load: r.cold(op, by), Planned: walks, Warmup: true})
+			}
 		}
 	}
 	return l
@@ -204,30 +215,9 @@ func (r *trial) Design() result.Design {
 			Short: "Services"},
 		Arms:     r.arms(),
 		Baseline: testbed.ArmDirect, Again: testbed.ArmAgain, Margin: 0.01, Rounds: p.Rounds,
-		Measures: slices.Concat(measures(), programMeasures(p)),
+		Measures: r.measures(),
 		Aims:     r.aims(), Answer: r.answer(),
-		Method: []string{
-			fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and "+
-				"a far end, where the lab's server answers at ten addresses. Direct means: to those addresses in turn, through a "+
-				"node without any rule and without conntrack. On the node is a pod besides, a third namespace behind a veth of "+
-				"its own, whose packets the node forwards: a measure says where its client is. All arms' clients are in a cgroup "+
-				"of their own, as a pod's are, which takes time, too. All arms stand at the same time, each connects to one "+
-				"Service with those ten endpoints, in the middle of all. Client and server share one processor and have real-time "+
-				"priority; agents are kept on the others. In each round every arm has a block of each operation, in an order "+
-				"drawn for each, direct first and last. A block with warm caches is %v after %v that don't count.", p.Block,
-				p.Warm),
-			fmt.Sprintf("With cold caches: just before the clock of each connect() starts, the client's thread reads %d MiB of "+
-				"memory, twice the largest cache of its processor (or %d MiB, where the kernel tells of none; at most %d), a line "+
-				"at a time, each half twice: read but once, it left more and more in the caches. Then neither code nor data of "+
-				"client, server and kernel is in a cache, and few translations of addresses are; what the processor has learned "+
-				"of branches it may still know. A block has %d operations, and a round begins with a block that doesn't count.",
-				r.memory.Size()>>20, leastWalk>>20, mostWalk>>20, p.Cold),
-			"kube-proxy's rules are written by the lab itself, in kube-proxy's layout and order, through iptables-legacy.",
-			fmt.Sprintf("Programs' runs are counted by the kernel's own statistics (BPF_ENABLE_STATS), which are on in blocks "+
-				"of their own, after all others, since they cost time: what they show of a program that does nothing and what "+
-				"they add to each run stands with them. A block is %d exchanges of one kind. IPv6's programs are asked by IPv6 "+
-				"sockets for an IPv4 address (::ffff:a.b.c.d), which they look up in the same maps.", p.Each),
-		},
+		Method: r.method(),
 		Missing: append(experiment.NotMeasured(r.grid.Cannot),
 			"kube-proxy's nftables rules, other numbers of Services, HTTP, processor time: the experiment tigera has them.",
 			"The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none here. Its instructions "+
@@ -237,25 +227,75 @@ func (r *trial) Design() result.Design {
 }
 
 // answer is which cells answer the question.
+// method returns what the design says of it.
+func (r *trial) method() []string {
+	p := r.profile
+	block := "The first operations of a block don't count."
+	if p.Cold > 0 {
+		block = fmt.Sprintf("A block with warm caches is %v after %v that don't count.", p.Block, p.Warm)
+	}
+	l := []string{
+		fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and "+
+			"a far end, where the lab's server answers at ten addresses. Direct means: to those addresses in turn, through a "+
+			"node without any rule and without conntrack. On the node is a pod besides, a third namespace behind a veth of "+
+			"its own, whose packets the node forwards: a measure says where its client is. All arms' clients are in a cgroup "+
+			"of their own, as a pod's are, which takes time, too. All arms stand at the same time, each connects to one "+
+			"Service with those ten endpoints, in the middle of all. Client and server share one processor and have real-time "+
+			"priority; agents are kept on the others. In each round every arm has a block of each operation, in an order "+
+			"drawn for each, direct first and last. %s", block),
+	}
+	if p.Cold > 0 {
+		l = append(l, fmt.Sprintf("With cold caches: just before the clock of each connect() starts, the client's thread "+
+			"reads %d MiB of memory, twice the largest cache of its processor (or %d MiB, where the kernel tells of none; at "+
+			"most %d), a line at a time, each half twice: read but once, it left more and more in the caches. Then neither "+
+			"code nor data of client, server and kernel is in a cache, and few translations of addresses are; what the "+
+			"processor has learned of branches it may still know. A block has %d operations, and a round begins with a block "+
+			"that doesn't count.", r.memory.Size()>>20, leastWalk>>20, mostWalk>>20, p.Cold))
+	}
+	l = append(l, "kube-proxy's rules are written by the lab itself, in kube-proxy's layout and order, through "+
+		"iptables-legacy.")
+	if p.Counted > 0 {
+		l = append(l, fmt.Sprintf("Programs' runs are counted by the kernel's own statistics (BPF_ENABLE_STATS), which are "+
+			"on in blocks of their own, after all others, since they cost time: what they show of a program that does nothing "+
+			"and what they add to each run stands with them. A block is %d exchanges of one kind. IPv6's programs are asked "+
+			"by IPv6 sockets for an IPv4 address (::ffff:a.b.c.d), which they look up in the same maps.", p.Each))
+	}
+	return l
+}
+
+// measures returns those of the profile.
+func (r *trial) measures() []result.Measure {
+	l := measures(r.profile.Cold > 0)
+	if r.profile.Counted > 0 {
+		l = append(l, programMeasures(r.profile)...)
+	}
+	return l
+}
+
 func (r *trial) answer() *result.Answer {
 	most, many := testbed.ServiceParams(r.grid.Most()), experiment.Thousands(r.grid.Most())
 	arms := []string{experiment.ArmEBPF, experiment.ArmNFTables, "iptables"}
-	return &result.Answer{Chart: "crr", Findings: []result.Finding{
+	a := &result.Answer{Chart: "crr", Findings: []result.Finding{
 		{Subject: "a connection with one request to one of " + many + " Services", Verb: "takes", Object: "time",
-			Of: result.Ratio, Cells: experiment.Cells("crr", most, arms...)},
-		{Subject: "one with cold caches", Verb: "takes", Object: "time", Of: result.Ratio,
-			Cells: experiment.Cells("crr"+experiment.SuffixCold, most, arms...)},
-		{Tally: result.TallyAims},
-	}}
+			Of: result.Ratio, Cells: experiment.Cells("crr", most, arms...)}}}
+	if r.profile.Cold > 0 {
+		a.Findings = append(a.Findings, result.Finding{Subject: "one with cold caches", Verb: "takes", Object: "time",
+			Of: result.Ratio, Cells: experiment.Cells("crr"+experiment.SuffixCold, most, arms...)})
+	}
+	a.Findings = append(a.Findings, result.Finding{Tally: result.TallyAims})
+	return a
 }
 
 // measures are those of connections.
-func measures() (l []result.Measure) {
+func measures(cold bool) (l []result.Measure) {
 	exchange := fmt.Sprintf("connect(2), %d bytes there, %d bytes back, close(2) with a reset", testbed.Sizes.Request,
 		testbed.Sizes.Response)
 	for _, by := range []struct{ id, title string }{{"", ""}, {experiment.SuffixPod, ", client in a pod"}} {
 		for _, how := range []struct{ id, title, text string }{{"", "", ""},
 			{experiment.SuffixCold, ", cold caches", "; each after a walk through more memory than caches hold"}} {
+			if how.id != "" && !cold {
+				continue
+			}
 			id, title := by.id+how.id, by.title+how.title
 			l = append(l,
 				result.Measure{ID: "connect" + id, Title: "connect() alone" + title, Unit: "µs", Stat: result.P50, Ratio: true,
@@ -272,8 +312,9 @@ func measures() (l []result.Measure) {
 // aims are those of clients on the node and in a pod, with warm and with cold caches.
 func (r *trial) aims() (l []result.Aim) {
 	for _, by := range []string{"", experiment.SuffixPod} {
-		for _, how := range []string{"", experiment.SuffixCold} {
-			l = append(l, experiment.ConnectionAims(r.grid.Modes, r.grid.Layouts, by+how)...)
+		l = append(l, experiment.ConnectionAims(r.grid.Modes, r.grid.Layouts, by)...)
+		if r.profile.Cold > 0 {
+			l = append(l, experiment.ConnectionAims(r.grid.Modes, r.grid.Layouts, by+experiment.SuffixCold)...)
 		}
 	}
 	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {

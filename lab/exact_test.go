@@ -1,0 +1,169 @@
+package lab
+
+import (
+	"cmp"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/lab/instructions"
+	"fairlead.dev/fairlead/lab/result"
+)
+
+var acceptExact = flag.Bool("accept-exact", false, "commit to what TestExactInSecondKernel counts (make exact-accept)")
+
+// What a number may grow by: of the same kernel; over direct's of another, whose own code differs.
+const (
+	exactMargin = 0.005
+	otherMargin = 0.02
+)
+
+// exactCounts are instructions by operation and arm, whole ("") and by part.
+type exactCounts struct {
+	Kernel string
+	Counts map[string]map[string]int64
+}
+
+// TestExactInSecondKernel counts the instructions of connections and fails where one takes more than the committed
+// number, naming the parts that grew. A commit that means it updates the number: make exact-accept.
+func TestExactInSecondKernel(t *testing.T) {
+	out := t.TempDir()
+	program := filepath.Join(out, "fairlead")
+	run(t, "go", "build", "-o", program, "../cmd/fairlead")
+	run(t, program, "lab", "run", "connect", "--exact", "--services", "10", "--modes", "ebpf,nftables,iptables",
+		"--layouts", "none", "--rounds", "1", "--seed", "7", "--out", out)
+	dirs, _ := filepath.Glob(filepath.Join(out, "connect-*"))
+	if len(dirs) != 1 {
+		t.Fatalf("%q instead of one run", dirs)
+	}
+	got := readExact(t, dirs[0])
+	path := filepath.Join("testdata", "exact.json")
+	if *acceptExact {
+		b, err := json.MarshalIndent(got, "", "  ")
+		if err == nil {
+			err = os.WriteFile(path, append(b, '\n'), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	var want exactCounts
+	if b, err := os.ReadFile(path); err != nil || json.Unmarshal(b, &want) != nil {
+		t.Fatalf("%s: %v: run make exact-accept", path, err)
+	}
+	for _, complaint := range exceeding(got, want) {
+		t.Error(complaint)
+	}
+}
+
+// run runs a program that must succeed.
+func run(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v\n%s", args, err, out)
+	}
+}
+
+// readExact returns the counts of a run.
+func readExact(t *testing.T, dir string) exactCounts {
+	t.Helper()
+	r, err := result.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kernel, _, _ := strings.Cut(r.Manifest.Machine.Kernel, " ")
+	c := exactCounts{Kernel: kernel, Counts: map[string]map[string]int64{}}
+	for _, b := range r.Blocks {
+		measure, part, _ := strings.Cut(b.Measure, "-of-")
+		v, ok := b.Figures[string(result.P50)]
+		if part != "" {
+			v, ok = b.Figures[string(result.Value)]
+		}
+		if !ok || measure == "load" {
+			continue
+		}
+		key := measure + " " + b.Arm
+		if c.Counts[key] == nil {
+			c.Counts[key] = map[string]int64{}
+		}
+		if _, known := c.Counts[key][part]; !known { // the baseline's second block of a round says the same
+			c.Counts[key][part] = int64(v)
+		}
+	}
+	return c
+}
+
+// exceeding returns a complaint for each count that is greater than it may be, or that only one of both has.
+func exceeding(got, want exactCounts) (complaints []string) {
+	complain := func(format string, args ...any) { complaints = append(complaints, fmt.Sprintf(format, args...)) }
+	for _, key := range slices.Sorted(maps.Keys(want.Counts)) {
+		g, w := got.Counts[key], want.Counts[key]
+		if g == nil {
+			complain("%s: not counted any more", key)
+			continue
+		}
+		may := float64(w[""]) * (1 + exactMargin)
+		if got.Kernel != want.Kernel { // its instructions are others: what is ours is what lies over direct's
+			direct, _, _ := strings.Cut(key, " ")
+			direct += " direct"
+			may = float64(w[""]) / float64(want.Counts[direct][""]) * float64(got.Counts[direct][""]) * (1 + otherMargin)
+		}
+		if float64(g[""]) > may {
+			complain("%s: %d instructions, %d are committed (%s): %s; run make exact-accept if that is meant", key, g[""],
+				w[""], want.Kernel, grown(g, w))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(got.Counts)) {
+		if want.Counts[key] == nil {
+			complain("%s: no number is committed: run make exact-accept", key)
+		}
+	}
+	return complaints
+}
+
+// grown names the parts that grew, the one that grew most first.
+func grown(got, want map[string]int64) string {
+	more := func(p instructions.Part) int64 { return got[p.ID] - want[p.ID] }
+	parts := slices.DeleteFunc(instructions.PartsOf(), func(p instructions.Part) bool { return more(p) <= 0 })
+	slices.SortStableFunc(parts, func(a, b instructions.Part) int { return cmp.Compare(more(b), more(a)) })
+	var l []string
+	for _, p := range parts {
+		l = append(l, fmt.Sprintf("%s +%d", p.Title, more(p)))
+	}
+	return strings.Join(l, ", ")
+}
+
+func TestExactNumbersThatGrow(t *testing.T) {
+	of := func(kernel string, direct, ours, program int64) exactCounts {
+		return exactCounts{kernel, map[string]map[string]int64{"crr direct": {"": direct, "tcp": direct},
+			"crr ebpf": {"": ours, "devices": program, "tcp": ours - program}}}
+	}
+	want := of("6.12.1", 100_000, 90_000, 9_000)
+	for _, tt := range []struct {
+		name string
+		got  exactCounts
+		say  string // "": nothing
+	}{
+		{"the same", of("6.12.1", 100_000, 90_000, 9_000), ""},
+		{"less", of("6.12.1", 100_000, 80_000, 8_000), ""},
+		{"within the margin", of("6.12.1", 100_000, 90_440, 9_440), ""},
+		{"more", of("6.12.1", 100_000, 90_460, 9_460), "crr ebpf: 90460 instructions, 90000 are committed (6.12.1): " +
+			"programs: at devices +460"},
+		{"another kernel, all of it slower", of("6.12.2", 110_000, 99_900, 9_000), ""},
+		{"another kernel, and ours slower", of("6.12.2", 110_000, 101_500, 12_000), "programs: at devices +3000"},
+		{"one is missing", exactCounts{"6.12.1", map[string]map[string]int64{"crr direct": {"": 1}}}, "not counted"},
+	} {
+		l := strings.Join(exceeding(tt.got, want), "\n")
+		if (tt.say == "") != (l == "") || !strings.Contains(l, tt.say) {
+			t.Errorf("%s: %q, want %q", tt.name, l, tt.say)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package experiment
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"time"
+
+	"fairlead.dev/fairlead/lab/instructions"
+	"fairlead.dev/fairlead/lab/result"
+)
+
+// ExactRounds is how many rounds an exact run has, unless the user says otherwise: as few as bound a median.
+const ExactRounds = 7
+
+// partOf returns what ends the ID of a measure of a part's instructions.
+func partOf(id string) string { return "-of-" + id }
+
+// counted returns the design of an exact run: each measure of which the operations are traced has its parts, on each
+// other in a picture.
+func counted(d result.Design) result.Design {
+	d = d.Counted()
+	var all []result.Measure
+	for _, m := range d.Measures {
+		all = append(all, m)
+		if m.Unit != result.Instructions || !m.Ratio || m.From != "" {
+			continue
+		}
+		picture := result.Picture{ID: m.ID + "-parts", Kind: result.Stack, Title: m.Title + ": where its instructions go",
+			Alone: true}
+		for _, p := range instructions.PartsOf() {
+			part := result.Measure{ID: m.ID + partOf(p.ID), Title: m.Title + ": " + p.Title, Unit: result.Instructions,
+				Stat: result.Value, Exact: true, Detail: true, Text: "of one operation, by the addresses of all its instructions"}
+			all, picture.Measures = append(all, part), append(picture.Measures, part.ID)
+		}
+		d.Pictures = append(d.Pictures, picture)
+	}
+	d.Measures = all
+	return d
+}
+
+// foldStep returns the step that says where the traced operations' instructions went.
+func foldStep(out *result.Writer) Step {
+	return Step{"folding traces", 10 * time.Second, func(context.Context) error {
+		b, err := os.ReadFile("/proc/kallsyms")
+		if err != nil {
+			return err
+		}
+		s, err := instructions.ReadSymbols(bytes.NewReader(b))
+		if err != nil {
+			return err
+		}
+		return out.Folded(func(trace []byte) (string, map[string]float64, error) {
+			addresses, err := instructions.Addresses(trace)
+			if err != nil {
+				return "", nil, err
+			}
+			if addresses, err = instructions.Median(addresses); err != nil {
+				return "", nil, err
+			}
+			stacks, err := instructions.Fold(addresses, s)
+			values := map[string]float64{}
+			for id, n := range stacks.Parts() {
+				values[partOf(id)] = float64(n)
+			}
+			return stacks.String(), values, err
+		})
+	}}
+}

@@ -1,0 +1,89 @@
+package testbed
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+
+	"fairlead.dev/fairlead/lab/load"
+	"fairlead.dev/fairlead/lab/result"
+)
+
+// Operations of a block in an exact machine: its numbers are medians, and few operations differ.
+const (
+	exactWarm   = 20
+	exactOps    = 101
+	exactTraced = 3
+)
+
+// tracePort is where an exact machine takes requests to trace instructions (package sandbox/vm).
+const tracePort = "/dev/vport*p2"
+
+// InExact reports whether this machine's clock counts instructions.
+func InExact() bool {
+	l, _ := filepath.Glob(tracePort) // the pattern is well-formed
+	return len(l) == 1
+}
+
+// exact returns how a pair's client counts, nil where times are measured.
+func (b *Testbed) exact(p *Pair) *load.Exact {
+	if p.inline == nil {
+		return nil // or its servers have threads, as where a mode is tried
+	}
+	e := &load.Exact{Server: p.inline, Warm: exactWarm, Ops: exactOps, Traced: exactTraced}
+	if path := b.trace; path != "" {
+		e.Trace = func(mark uintptr, f func() error) error { return traced(path, mark, f) }
+	}
+	return e
+}
+
+// traced has the instructions traced that f executes, from the first at mark to the last, into a file.
+func traced(path string, mark uintptr, f func() error) (err error) {
+	ports, _ := filepath.Glob(tracePort) // the pattern is well-formed
+	if len(ports) != 1 {
+		return errors.New("this machine traces no instructions")
+	}
+	port, err := os.OpenFile(ports[0], os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer port.Close()
+	in := bufio.NewReader(port)
+	send := func(request string) error {
+		if _, err := io.WriteString(port, request+"\n"); err != nil {
+			return err
+		}
+		reply, err := in.ReadString('\n')
+		if reply = strings.TrimSpace(reply); err == nil && reply != "ok" {
+			err = errors.New(reply)
+		}
+		return err
+	}
+	if err := send(fmt.Sprintf("start %x", mark)); err != nil {
+		return fmt.Errorf("trace instructions: %w", err)
+	}
+	err = f()
+	if serr := send("stop " + path); serr != nil {
+		err = errors.Join(err, fmt.Errorf("trace instructions: %w", serr))
+	}
+	return err
+}
+
+// traceFile returns the file for a trace of an operation in an arm, in the first round of an exact run; "" for none.
+func (t *Traffic) traceFile(round int, p *Pair, o Operation) (string, error) {
+	if !t.bed.Config.Exact || round > 0 {
+		return "", nil
+	}
+	return t.out.Trace(result.Trace{Measure: o.Measure, Arm: p.Arm, Params: p.Params})
+}
+
+// quiet keeps Go's collector out of what is counted: it collects between blocks alone.
+func quiet() (restore func() error) {
+	before := debug.SetGCPercent(-1)
+	return func() error { debug.SetGCPercent(before); return nil }
+}
