@@ -9,7 +9,7 @@ HUGO := github.com/gohugoio/hugo@v0.165.0
 SHARED := ^(conformance|verdict|sandbox/echo)/|test/[a-z]+\.go:|^source/source\.go:.* Kinds$$|^lab/(testbed/.* Leftovers|kubeproxy/.* Clean)$$
 MODULES := ^sandbox/controlplane/.* Plane\.StartControllers$$
 # Packages whose goroutines share state: tested again with the race detector, which needs a C compiler.
-RACY := ./agent/*/ ./cni ./ipam ./reconcile/... ./source/... ./dataplane/health ./dataplane/httpserver ./dataplane/network/... \
+RACY := ./agent/*/ ./agent/*/*/ ./cni ./flowlog/record ./ipam ./reconcile/... ./source/... ./dataplane/health ./dataplane/httpserver ./dataplane/network/... \
 	./dataplane/service/userspace ./kernel/child ./kernel/conntrack ./kernel/iptables ./kernel/netlink ./kernel/nftables ./kernel/sysctl \
 	./lab/load ./lab/experiment/services ./sandbox ./sandbox/apiserver ./sandbox/daemon ./sandbox/echo
 
@@ -71,7 +71,7 @@ test: root packages vet ## every test: pure, in the kernel, with real packets, w
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -skip 'SecondKernel|AreBounded' $(RACY)
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m -parallel 6 -skip 'SecondKernel|Conformance/(nftables|iptables|ebpf)' ./agent -worlds 3 -replacements 20
 	$(GO) test -timeout 20m -p 1 ./sandbox/vm/...
-	$(GO) test -timeout 45m -p 2 -run '^Test(In)?SecondKernel$$' ./agent ./agent/attach ./bpf/service ./kernel/ipvs ./dataplane/network/route ./dataplane/service/ebpf ./dataplane/service/ipvs
+	$(GO) test -timeout 45m -p 2 -run '^Test(In)?SecondKernel$$' ./agent ./agent/network/attach ./bpf/service ./kernel/ipvs ./dataplane/network/route ./dataplane/service/ebpf ./dataplane/service/ipvs
 	$(GO) test -timeout 45m -run '^Test(ExactIn)?SecondKernel$$' ./test ./lab # as many machines at once as there are processors
 
 # What needs no root: pure packages, and in a user namespace kernel wrappers and the mode userspace.

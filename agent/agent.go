@@ -17,7 +17,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/memory"
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/network"
@@ -159,8 +158,7 @@ func (a *Agent) open() error {
 		a.add(p)
 	}
 	if o.Network != nil {
-		ready := func() error { return attach.NotReady(a.notReady()) }
-		n, err := network.Open(*o.Network, o.Mode.MasqueradesAtDevices(), ready, attachedPods{a}, o.Log)
+		n, err := network.Open(*o.Network, o.Mode.MasqueradesAtDevices(), a.notReady, attachedPods{a}, o.Log)
 		if err != nil {
 			return err
 		}

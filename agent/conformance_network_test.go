@@ -11,9 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/mode"
 	podnetwork "fairlead.dev/fairlead/agent/network"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/agent/subsystem"
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/inspect"
@@ -49,7 +49,7 @@ type runningNetwork struct{ *podnetwork.Network }
 
 // openNetwork opens the pod network of the calling thread's network namespace and serves the CNI plugin.
 func openNetwork(o NetworkOptions, atDevices bool, log *slog.Logger) (*runningNetwork, error) {
-	n, err := podnetwork.Open(o, atDevices, nil, nil, log)
+	n, err := podnetwork.Open(o, atDevices, func() (string, bool) { return "", false }, nil, log)
 	if err != nil {
 		return nil, err
 	}

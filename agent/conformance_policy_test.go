@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent/mode"
-	"fairlead.dev/fairlead/agent/revoke"
+	"fairlead.dev/fairlead/agent/policy/revoke"
 	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/conformance"
 	"fairlead.dev/fairlead/dataplane"

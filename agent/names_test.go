@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve/network"

@@ -15,8 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"

@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"fairlead.dev/fairlead/agent/attach"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/agent/subsystem"
 	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/model"

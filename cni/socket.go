@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -64,6 +65,24 @@ func exchange(socket string, line, rights []byte) (*Response, error) {
 		return nil, fmt.Errorf("read the agent's reply: %w", err)
 	}
 	return &r, nil
+}
+
+// Listen opens the socket at a path, in place of one that a process before has left, for root alone.
+func Listen(path string) (*net.UnixListener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("listen at a socket for root: %w", err)
+	}
+	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
+	os.Remove(fresh)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen at a socket for root: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // the next process may listen there already
+	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen at a socket for root: %w", err), l.Close())
+	}
+	return l, nil
 }
 
 // mostRequest is how many bytes a request may have.

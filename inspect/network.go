@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/ipam"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"

@@ -23,7 +23,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/kernel/netns"
 )
@@ -68,7 +67,7 @@ func Serve(folder string, replies Replies) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := attach.Listen(path)
+	l, err := cni.Listen(path)
 	if err != nil {
 		return nil, err
 	}

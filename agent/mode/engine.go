@@ -26,7 +26,7 @@ type Engine struct {
 	Summary string // how it matches packets: a clause
 	Needs   string // what it needs of a kernel: a list of nouns
 	open    func(*slog.Logger) (*PolicyPlane, error)
-	Marked  bool // connections that policies no longer allow are cut by a bit of their mark: agent/revoke sets it
+	Marked  bool // connections that policies no longer allow are cut by a bit of their mark: agent/policy/revoke sets it
 	Log     PolicyLog
 	// why it can't evaluate packets of pods that DeviceKind.IPVLAN connects; "": it can
 	NoIPVLAN string

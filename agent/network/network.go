@@ -17,10 +17,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/agent/subsystem"
+	"fairlead.dev/fairlead/cni"
 	"fairlead.dev/fairlead/inspect"
 	"fairlead.dev/fairlead/ipam"
 	"fairlead.dev/fairlead/model"
@@ -120,9 +121,10 @@ func (l line) SyncOwner(ctx context.Context, o model.Owner) (err error) {
 	return err
 }
 
-// Open opens the pod network of the calling thread's network namespace. ready returns why pods can't be attached yet.
-// atDevices is mode.Mode.MasqueradesAtDevices.
-func Open(o Options, atDevices bool, ready func() error, pods attach.Pods, log *slog.Logger) (n *Network, err error) {
+// Open opens the pod network of the calling thread's network namespace. notReady returns why pods can't be attached
+// yet, "" if they can, and whether pods that run may be cut off. atDevices is mode.Mode.MasqueradesAtDevices.
+func Open(o Options, atDevices bool, notReady func() (why string, limited bool), pods attach.Pods,
+	log *slog.Logger) (n *Network, err error) {
 	pool, err := ipam.Open(o.Records, o.Boot)
 	if err != nil {
 		return nil, err
@@ -136,14 +138,15 @@ func Open(o Options, atDevices bool, ready func() error, pods attach.Pods, log *
 			return nil, err
 		}
 	}
-	n.server, err = attach.New(attach.Options{Pool: pool, Line: line(n.planes), Ready: ready,
+	n.server, err = attach.New(attach.Options{Pool: pool, Line: line(n.planes),
+		Ready:   func() error { return attach.NotReady(notReady()) },
 		Differs: mode.PodDiffers, Pods: pods, Chained: o.Chained, Log: log,
 		Cut: func(of func(netip.Addr) bool) error { return mode.CutFlows(n.planes, of) }})
 	if err == nil && o.AdvertisementsFile != "" {
 		n.accept, err = node.OpenAdvertisements(o.AdvertisementsFile)
 	}
 	if err == nil {
-		n.listener, err = attach.Listen(o.Socket)
+		n.listener, err = cni.Listen(o.Socket)
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.closeHandles())

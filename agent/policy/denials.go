@@ -8,9 +8,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"fairlead.dev/fairlead/agent/denial"
 	"fairlead.dev/fairlead/agent/mode"
-	"fairlead.dev/fairlead/agent/revoke"
+	"fairlead.dev/fairlead/agent/policy/denial"
+	"fairlead.dev/fairlead/agent/policy/revoke"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"

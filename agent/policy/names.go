@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"fairlead.dev/fairlead/agent/names"
+	"fairlead.dev/fairlead/agent/policy/names"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/source"
 )

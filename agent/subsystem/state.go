@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"fairlead.dev/fairlead/agent/revoke"
+	"fairlead.dev/fairlead/agent/policy/revoke"
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"

@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/migrate"
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/cmd/fairlead/cli"
 )

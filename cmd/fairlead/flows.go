@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/agent/record"
 	"fairlead.dev/fairlead/cmd/fairlead/cli"
 	"fairlead.dev/fairlead/flowlog"
+	"fairlead.dev/fairlead/flowlog/record"
 )
 
 // flowsCommand holds what observes connections.

@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/agent"
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/route"

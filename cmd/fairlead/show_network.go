@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"fairlead.dev/fairlead/agent/attach"
 	"fairlead.dev/fairlead/agent/config"
+	"fairlead.dev/fairlead/agent/network/attach"
 	"fairlead.dev/fairlead/cmd/fairlead/cli"
 	"fairlead.dev/fairlead/cmd/fairlead/text"
 	"fairlead.dev/fairlead/inspect"

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/agent/mode"
-	"fairlead.dev/fairlead/agent/revoke"
+	"fairlead.dev/fairlead/agent/policy/revoke"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/result"

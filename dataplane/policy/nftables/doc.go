@@ -79,7 +79,7 @@
 //
 // The rules switch connection tracking on. Connections that run by then appear in mid-stream, perhaps by their replies
 // first: for a minute TCP packets other than a first SYN are accepted, so that no connection ends because policies
-// come. What of them is denied agent/revoke finds and cuts.
+// come. What of them is denied agent/policy/revoke finds and cuts.
 //
 // From Linux 6.9 on the table belongs to the process that writes it: others read it, and what flushes every table
 // leaves it alone. It outlives the process; the next one makes it its own. On older kernels whoever flushes every table

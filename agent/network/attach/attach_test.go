@@ -169,7 +169,7 @@ func (n *node) start(boot string) {
 		a.server.Begin(nil, nil)
 	}
 	a.server.SetNetwork(&n.network)
-	l, err := Listen(filepath.Join(n.folder, "cni.sock"))
+	l, err := cni.Listen(filepath.Join(n.folder, "cni.sock"))
 	n.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

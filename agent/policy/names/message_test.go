@@ -12,7 +12,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/agent/packet"
+	"fairlead.dev/fairlead/agent/policy/packet"
 )
 
 // built returns a message about the IPv4 addresses of a name, with answers: pairs of a name and an address, or the name

@@ -71,7 +71,7 @@ func buildOthers(t *testing.T) {
 	const module = "github.com/containernetworking/plugins/plugins/"
 	build := exec.Command("go", "build", "-trimpath", "-o", plugin+"/", module+"main/bridge", module+"main/ptp",
 		module+"ipam/host-local")
-	build.Dir = "../../test/cluster/cni-plugins"
+	build.Dir = "../../../test/cluster/cni-plugins"
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the plugins to be chained to: %v: %s", err, out)

@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/agent/packet"
+	"fairlead.dev/fairlead/agent/policy/packet"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/verdict"
 )

@@ -30,7 +30,8 @@ var (
 // TestInSecondKernel has pods connected by each kind of device that the host's kernel may lack.
 func TestInSecondKernel(t *testing.T) {
 	if !*internal {
-		vmtest.Run(t, "fairlead.dev/fairlead/agent/attach", "^TestInSecondKernel$", "-second-kernel", "-plugin="+plugin)
+		vmtest.Run(t, "fairlead.dev/fairlead/agent/network/attach", "^TestInSecondKernel$", "-second-kernel",
+			"-plugin="+plugin)
 		return
 	}
 	for _, kind := range []model.DeviceKind{model.Netkit, model.IPVLANL2, model.IPVLANL3} {

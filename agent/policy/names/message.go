@@ -10,7 +10,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/agent/packet"
+	"fairlead.dev/fairlead/agent/policy/packet"
 )
 
 // question is what a query is about.

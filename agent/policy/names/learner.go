@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/agent/packet"
+	"fairlead.dev/fairlead/agent/policy/packet"
 	"fairlead.dev/fairlead/dataplane/dns"
 	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/netns"

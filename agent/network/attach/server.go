@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -242,24 +241,6 @@ func (s *Server) SetNetwork(n *model.Network) {
 		s.options.Pool.SetRanges(n.Ranges)
 		netlink.Signal(s.freed) // of what a process before this one has left
 	}
-}
-
-// Listen opens the socket at a path, in place of one that a process before has left, for root alone.
-func Listen(path string) (*net.UnixListener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("listen at a socket for root: %w", err)
-	}
-	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
-	os.Remove(fresh)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("listen at a socket for root: %w", err)
-	}
-	l.SetUnlinkOnClose(false) // the next process may listen there already
-	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen at a socket for root: %w", err), l.Close())
-	}
-	return l, nil
 }
 
 // Serve serves a listener until ctx ends, and closes it.
