@@ -11,6 +11,7 @@ import (
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/policy/denial"
 	"fairlead.dev/fairlead/agent/policy/revoke"
+	"fairlead.dev/fairlead/agent/subsystem"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
@@ -97,7 +98,7 @@ func (x existing) closeDenials() error {
 }
 
 // cuts returns what was cut, nil where nothing is.
-func (x existing) cuts() *revoke.Status {
+func (x existing) cuts() *subsystem.Cuts {
 	if x.revoker == nil {
 		return nil
 	}

@@ -2,10 +2,10 @@ package subsystem
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"fairlead.dev/fairlead/agent/policy/revoke"
 	"fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
@@ -35,7 +35,17 @@ type PolicyState struct {
 	Sources  bool           `json:"sourceCheck"` // packets with a source that isn't their device's pod's are dropped
 	Enforced bool           `json:"enforced"`    // what all policies need is in the kernel
 	Parts    map[string]int `json:"parts"`       // by kind
-	Cuts     *revoke.Status `json:"cuts,omitempty"`
+	Cuts     *Cuts          `json:"cuts,omitempty"`
+}
+
+// Cuts is what was done and found about open connections that policies no longer allow.
+type Cuts struct {
+	Cut      uint64        `json:"cut"`      // connections that were denied after they had begun
+	Restored uint64        `json:"restored"` // of those, how many were allowed again
+	Marked   int           `json:"marked"`   // connections that are being cut
+	Passes   uint64        `json:"passes"`   // how often connection tracking was read
+	LastPass time.Duration `json:"lastPassNanoseconds"`
+	Problem  string        `json:"problem"` // why denied connections are not cut; "": they are
 }
 
 // Latency returns the histogram fairlead_NAME of how long changes of something took.

@@ -16,21 +16,12 @@ import (
 	"sync"
 	"time"
 
+	"fairlead.dev/fairlead/agent/subsystem"
 	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
-
-// Status is what a Revoker has done and found.
-type Status struct {
-	Cut      uint64        `json:"cut"`      // connections that were denied after they had begun
-	Restored uint64        `json:"restored"` // of those, how many were allowed again
-	Marked   int           `json:"marked"`   // connections that are being cut
-	Passes   uint64        `json:"passes"`   // how often connection tracking was read
-	LastPass time.Duration `json:"lastPassNanoseconds"`
-	Problem  string        `json:"problem"` // why denied connections are not cut; "": they are
-}
 
 // Revoker is a policy engine's loop that also cuts what its changes deny. The engine has a CutMark only while there is
 // a connection to cut.
@@ -52,7 +43,7 @@ type Revoker struct {
 	cutting    bool              // the runner has a node that says so
 	foreign    bool              // another program uses the bit
 	stay       func() bool       // see Stay; nil: they never do
-	status     Status
+	cuts       subsystem.Cuts
 }
 
 // times is when passes are made, as far as tests choose.
@@ -88,10 +79,10 @@ func Open(runner reconcile.Runner[model.PolicyPart], log *slog.Logger) (*Revoker
 func (r *Revoker) Close() error { return errors.Join(r.Runner.Close(), r.marker.Close()) }
 
 // Cuts returns what was done and found so far.
-func (r *Revoker) Cuts() Status {
+func (r *Revoker) Cuts() subsystem.Cuts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.status
+	return r.cuts
 }
 
 // Policies calls f with the policies of now, which f may not change.
@@ -152,7 +143,7 @@ func (r *Revoker) resume() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record(found, err, 0)
-	r.cutting = found.marked > 0 && r.status.Problem == ""
+	r.cutting = found.marked > 0 && r.cuts.Problem == ""
 }
 
 // marked returns the node as the runner is to have it.
@@ -303,7 +294,7 @@ func (r *Revoker) pass(ctx context.Context, all bool) (elapsed time.Duration) {
 		return 0
 	}
 	r.mu.Lock()
-	foreign, marked := r.foreign, r.status.Marked
+	foreign, marked := r.foreign, r.cuts.Marked
 	r.mu.Unlock()
 	begin := time.Now()
 	var found found
@@ -320,7 +311,7 @@ func (r *Revoker) pass(ctx context.Context, all bool) (elapsed time.Duration) {
 	elapsed = time.Since(begin)
 	r.mu.Lock()
 	r.record(found, err, elapsed)
-	cut, stay := r.status.Marked > 0 && !r.foreign, r.stay
+	cut, stay := r.cuts.Marked > 0 && !r.foreign, r.stay
 	r.mu.Unlock()
 	if cut || stay == nil || !stay() {
 		r.cut(cut)
@@ -346,16 +337,16 @@ func (r *Revoker) record(f found, err error, elapsed time.Duration) {
 	case err != nil:
 		problem = err.Error()
 	default:
-		r.status.Marked = f.marked
+		r.cuts.Marked = f.marked
 	}
-	r.status.Passes++
-	r.status.LastPass = elapsed
-	r.status.Cut += uint64(f.denied)
-	r.status.Restored += uint64(f.restored)
-	if problem != r.status.Problem && problem != "" {
+	r.cuts.Passes++
+	r.cuts.LastPass = elapsed
+	r.cuts.Cut += uint64(f.denied)
+	r.cuts.Restored += uint64(f.restored)
+	if problem != r.cuts.Problem && problem != "" {
 		r.log.Warn("cut connections that policies no longer allow: not possible, retrying", "error", problem)
 	}
-	r.status.Problem = problem
+	r.cuts.Problem = problem
 	if f.denied > 0 && !r.foreign {
 		r.log.Info("cut connections that policies no longer allow", "connections", f.denied, "first", f.example,
 			"reason", f.reason)
