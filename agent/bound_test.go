@@ -9,6 +9,7 @@ import (
 
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/service"
+	"fairlead.dev/fairlead/agent/subsystem/subsystemtest"
 	"fairlead.dev/fairlead/dataplane"
 	plane "fairlead.dev/fairlead/dataplane/service"
 	"fairlead.dev/fairlead/model"
@@ -47,7 +48,7 @@ func TestBoundIsLoggedAndCounted(t *testing.T) {
 		t.Errorf("the log says %q", s)
 	}
 	a := stillWith(t, Options{}, planes)
-	is := values(t, a.registry)
+	is := subsystemtest.Values(t, a.registry)
 	if is["fairlead_userspace_refused_total frontend"] != 3 || is["fairlead_userspace_refused_total client"] != 2 {
 		t.Errorf("the metrics say %v", is)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/agent/subsystem/subsystemtest"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -222,7 +223,7 @@ func TestOwnMetricsAreExplained(t *testing.T) {
 			t.Errorf("docs/reference/metrics.md lacks %s", name)
 		}
 	}
-	for name := range values(t, still(t, Options{}).registry) {
+	for name := range subsystemtest.Values(t, still(t, Options{}).registry) {
 		if name, _, _ = strings.Cut(name, " "); strings.HasPrefix(name, "fairlead_") {
 			explained(name)
 		}

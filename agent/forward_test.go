@@ -22,6 +22,7 @@ import (
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/node"
 	"fairlead.dev/fairlead/agent/service"
+	"fairlead.dev/fairlead/agent/subsystem/subsystemtest"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
@@ -206,7 +207,7 @@ func TestIptablesForwards(t *testing.T) {
 			a := stillWith(t, Options{}, f.Planes)
 			counted := func(metric string, want float64) {
 				t.Helper()
-				if is, ok := values(t, a.registry)["kubeproxy_iptables_"+metric]; is != want || !ok {
+				if is, ok := subsystemtest.Values(t, a.registry)["kubeproxy_iptables_"+metric]; is != want || !ok {
 					t.Errorf("%s is %v, %t; want %v", metric, is, ok, want)
 				}
 			}
@@ -343,14 +344,14 @@ func TestForwardPolicyIsAProblem(t *testing.T) {
 func TestInvalidPacketsAreCounted(t *testing.T) {
 	f := upForwarding(t, "nftables", "", "")
 	a := stillWith(t, Options{}, f.Planes)
-	if n, ok := values(t, a.registry)["fairlead_conntrack_invalid_packets_total"]; n != 0 || !ok {
+	if n, ok := subsystemtest.Values(t, a.registry)["fairlead_conntrack_invalid_packets_total"]; n != 0 || !ok {
 		t.Errorf("%v invalid packets, %t, before there are any", n, ok)
 	}
 	for i, at := range forwardingNode {
 		if err := f.invalid(netip.AddrPortFrom(at, 30081)); err != nil && !errors.Is(err, echo.Refused) {
 			t.Errorf("a connection to %s after an invalid packet: %v", at, err)
 		}
-		if n := values(t, a.registry)["fairlead_conntrack_invalid_packets_total"]; n < float64(1+i) {
+		if n := subsystemtest.Values(t, a.registry)["fairlead_conntrack_invalid_packets_total"]; n < float64(1+i) {
 			t.Errorf("%v invalid packets, want %d at least", n, 1+i)
 		}
 	}

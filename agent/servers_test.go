@@ -15,9 +15,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/service"
 	"fairlead.dev/fairlead/dataplane/httpserver"
@@ -59,33 +56,6 @@ func get(h http.Handler, path string) (int, string) {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 	return w.Code, w.Body.String()
-}
-
-// values returns the values of all metrics by name and labels; of histograms their counts and sums.
-func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
-	t.Helper()
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := map[string]float64{}
-	for _, f := range families {
-		for _, x := range f.Metric {
-			name := f.GetName()
-			for _, l := range x.Label {
-				name += " " + l.GetValue()
-			}
-			switch f.GetType() {
-			case dto.MetricType_HISTOGRAM:
-				m[name], m[name+" sum"] = float64(x.Histogram.GetSampleCount()), x.Histogram.GetSampleSum()
-			case dto.MetricType_COUNTER:
-				m[name] = x.Counter.GetValue()
-			default:
-				m[name] = x.Gauge.GetValue()
-			}
-		}
-	}
-	return m
 }
 
 func TestPages(t *testing.T) {

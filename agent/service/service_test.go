@@ -11,13 +11,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/agent/subsystem"
+	"fairlead.dev/fairlead/agent/subsystem/subsystemtest"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 	resolve "fairlead.dev/fairlead/resolve/service"
@@ -131,39 +131,18 @@ func TestHealth(t *testing.T) {
 	expect("in the kernel at last", 200, 200)
 }
 
-// values returns the values of all metrics by name and labels; of histograms their counts and sums.
-func values(t *testing.T, s *Services) map[string]float64 {
+// values returns the values of all metrics of the Services.
+func (s *Services) values(t *testing.T) map[string]float64 {
 	t.Helper()
 	r := prometheus.NewRegistry()
 	r.MustRegister(s.Metrics()...)
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := map[string]float64{}
-	for _, f := range families {
-		for _, x := range f.Metric {
-			name := f.GetName()
-			for _, l := range x.Label {
-				name += " " + l.GetValue()
-			}
-			switch f.GetType() {
-			case dto.MetricType_HISTOGRAM:
-				m[name], m[name+" sum"] = float64(x.Histogram.GetSampleCount()), x.Histogram.GetSampleSum()
-			case dto.MetricType_COUNTER:
-				m[name] = x.Counter.GetValue()
-			default:
-				m[name] = x.Gauge.GetValue()
-			}
-		}
-	}
-	return m
+	return subsystemtest.Values(t, r)
 }
 
 func TestMetrics(t *testing.T) {
 	s := still(t)
 	s.say(webObjects()...)
-	is := values(t, s)
+	is := s.values(t)
 	for name, want := range map[string]float64{
 		"kubeproxy_sync_proxy_rules_service_changes_total": 1, "kubeproxy_sync_proxy_rules_service_changes_pending": 1,
 		"kubeproxy_sync_proxy_rules_endpoint_changes_total": 1, "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 1,
@@ -182,7 +161,7 @@ func TestMetrics(t *testing.T) {
 	s.say(moved...)
 	s.progress.step(t.Context(), func(context.Context) bool { return true })
 	get(s.Handler(), "/livez")
-	is = values(t, s)
+	is = s.values(t)
 	for name, want := range map[string]float64{
 		"kubeproxy_sync_proxy_rules_service_changes_total": 2, "kubeproxy_sync_proxy_rules_endpoint_changes_pending": 0,
 		"kubeproxy_sync_proxy_rules_no_local_endpoints_total IPv4 internal": 0, "kubeproxy_proxy_livez_total 200": 1,
