@@ -8,6 +8,7 @@ import (
 
 // decided returns all that the node decided, an error before the first batch.
 func (a *Agent) decided() (*inspect.Decided, error) {
+	ofNode := a.nodeProblems()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.batches.count == 0 {
@@ -17,6 +18,6 @@ func (a *Agent) decided() (*inspect.Decided, error) {
 	for _, s := range a.subsystems {
 		s.Decided(d)
 	}
-	d.Problems, d.Lost = a.inputProblems(), inspect.Lost(a.problems)
+	d.Problems, d.Lost = append(a.inputProblems(), ofNode...), inspect.Lost(a.problems)
 	return d, nil
 }

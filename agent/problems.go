@@ -34,13 +34,17 @@ func (a *Agent) activeProblems() []source.Problem {
 	return all
 }
 
-// shownProblems returns the problems of the status page.
+// shownProblems returns the problems of the status page, which commands print too.
 func (a *Agent) shownProblems() []source.Problem {
 	a.mu.Lock()
 	all := a.inputProblems()
 	a.mu.Unlock()
-	all = append(all, a.options.Rejected.problems(a.options.Resolve.Node)...)
-	return append(all, a.forwardProblems()...)
+	return append(all, a.nodeProblems()...)
+}
+
+// nodeProblems returns those problems of the status page that come of no object.
+func (a *Agent) nodeProblems() []source.Problem {
+	return append(a.options.Rejected.problems(a.options.Resolve.Node), a.forwardProblems()...)
 }
 
 // inputProblems returns the problems of the source and the subsystems, and those of limits. a.mu is held.

@@ -228,7 +228,8 @@ func TestStatusHasAllKeys(t *testing.T) {
 	}
 }
 
-// A configuration that is not in force is a problem of the Node, for the status page and Events, until one is.
+// A configuration that is not in force is a problem of the Node, for the status page, commands and Events, until one
+// is.
 func TestRejectedConfigurationIsAProblem(t *testing.T) {
 	var r RejectedConfig
 	a := still(t, Options{Rejected: &r})
@@ -236,7 +237,12 @@ func TestRejectedConfigurationIsAProblem(t *testing.T) {
 	r.follow(func() { notified++ })
 	r.Set(errors.New("no such mode"))
 	want := source.Key{Kind: source.Node, Name: "a"}
-	for what, problems := range map[string][]source.Problem{"active": a.activeProblems(), "status": a.state().Problems} {
+	decided, err := a.decided()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, problems := range map[string][]source.Problem{"active": a.activeProblems(),
+		"status": a.state().Problems, "decided": decided.Problems} {
 		if len(problems) != 1 || problems[0].Object != want || problems[0].Reason != "ConfigurationRefused" ||
 			!strings.Contains(problems[0].Message, "no such mode") {
 			t.Errorf("%s: %v", what, problems)

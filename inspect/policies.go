@@ -29,14 +29,53 @@ type Subject struct {
 	Kernel  string   `json:"kernel"`
 }
 
+// PolicyParts is how many parts of each kind network policies come to on a node: for the page /status, a metric and
+// the commands.
+type PolicyParts map[string]int
+
+// NewPolicyParts returns the counts without any part: each kind is there.
+func NewPolicyParts() PolicyParts {
+	return PolicyParts{"devices": 0, "subjects": 0, "rulesets": 0, "peer_tables": 0, "peer_verdicts": 0, "peers": 0}
+}
+
+// Apply counts a change.
+func (n PolicyParts) Apply(c model.Change[model.PolicyPart]) {
+	for _, x := range c.Put {
+		n.add(x, 1)
+	}
+	for _, x := range c.Del {
+		n.add(x, -1)
+	}
+}
+
+// add counts a part. What is said of the node alone is none.
+func (n PolicyParts) add(x model.PolicyPart, count int) {
+	switch x.(type) {
+	case *model.Device:
+		n["devices"] += count
+	case *model.Subject:
+		n["subjects"] += count
+	case *model.Ruleset:
+		n["rulesets"] += count
+	case *model.PeerTable:
+		n["peer_tables"] += count
+	case *model.PeerVerdict:
+		n["peer_verdicts"] += count
+	case *model.Peer:
+		n["peers"] += count
+	}
+}
+
 // policies returns which policies decide, nil where they are off.
 func (n *Node) policies(a *Audit) *Policies {
 	p := n.Services.Policies
 	if p == nil {
 		return nil
 	}
-	s := &Policies{Engine: n.Engine.Name, Mode: n.PolicyMode, Subjects: []Subject{},
-		Rulesets: len(p.Rulesets), Peers: len(p.Singles) + len(p.Ranges)}
+	parts := NewPolicyParts()
+	parts.Apply(model.Change[model.PolicyPart]{Put: p.Parts()})
+	s := &Policies{Engine: n.Engine.Name, Mode: n.PolicyMode, Subjects: []Subject{}, Rulesets: parts["rulesets"],
+		Peers: parts["peers"]}
 	subjects := slices.SortedFunc(maps.Values(p.Subjects), func(a, b *model.Subject) int {
 		if c := strings.Compare(a.Pod, b.Pod); c != 0 {
 			return c

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -238,13 +239,13 @@ type progress struct {
 	notified chan struct{} // holds one when changes were handed on
 
 	mu      sync.Mutex
-	waiting []time.Time    // when changes came that the kernel may not have yet
-	parts   map[string]int // by kind
+	waiting []time.Time // when changes came that the kernel may not have yet
+	parts   inspect.PolicyParts
 }
 
 func newProgress() *progress {
 	return &progress{latency: subsystem.Latency("policy_programming_seconds", " of policies, pods or namespaces"),
-		notified: make(chan struct{}, 1), parts: map[string]int{}}
+		notified: make(chan struct{}, 1), parts: inspect.NewPolicyParts()}
 }
 
 // queue records that a change seen at a time, zero: now, is on its way.
@@ -254,12 +255,7 @@ func (p *progress) queue(c model.Change[model.PolicyPart], seen time.Time) {
 	if seen.IsZero() {
 		seen = time.Now()
 	}
-	for _, x := range c.Put {
-		p.parts[kindOf(x)]++
-	}
-	for _, x := range c.Del {
-		p.parts[kindOf(x)]--
-	}
+	p.parts.Apply(c)
 	p.waiting = append(p.waiting, seen)
 	select {
 	case p.notified <- struct{}{}:
@@ -355,25 +351,6 @@ func (p *Policies) Close() error {
 	return errors.Join(p.plane.Close(), p.closeDenials(), p.names.close())
 }
 
-// kindOf returns what a part is counted as.
-func kindOf(x model.PolicyPart) string {
-	switch x.(type) {
-	case *model.Device:
-		return "devices"
-	case *model.Subject:
-		return "subjects"
-	case *model.Ruleset:
-		return "rulesets"
-	case *model.PeerTable:
-		return "peer_tables"
-	case *model.PeerVerdict:
-		return "peer_verdicts"
-	case *model.Peer:
-		return "peers"
-	}
-	return "node"
-}
-
 // Status implements subsystem.Subsystem.
 func (p *Policies) Status(s *subsystem.State) {
 	enforced, _ := p.plane.Serving()
@@ -391,12 +368,8 @@ func (p *Policies) Decided(d *inspect.Decided) {
 }
 
 // counts returns how many parts of each kind there are.
-func (p *progress) counts() map[string]int {
+func (p *progress) counts() inspect.PolicyParts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m := map[string]int{}
-	for _, kind := range []string{"devices", "subjects", "rulesets", "peer_tables", "peer_verdicts", "peers"} {
-		m[kind] = p.parts[kind]
-	}
-	return m
+	return maps.Clone(p.parts)
 }

@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/mode"
@@ -155,5 +157,61 @@ func TestPodsRunWithoutPolicies(t *testing.T) {
 	close(p.known)
 	if r := p.Readiness(); r != (subsystem.Readiness{Why: "policies are not enforced: refused"}) {
 		t.Errorf("%+v", r)
+	}
+}
+
+// The status page counts what commands are sent, through changes.
+func TestStatusCountsWhatIsDecided(t *testing.T) {
+	engine, err := mode.EngineOf("nftables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta := func(name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": name}}
+	}
+	pod := func(name, address string) source.Object {
+		return &corev1.Pod{ObjectMeta: meta(name), Spec: corev1.PodSpec{NodeName: "a"},
+			Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: address}}}}
+	}
+	database := metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: meta("db"), Spec: networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+		Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{
+			{PodSelector: &database}, {IPBlock: &networkingv1.IPBlock{CIDR: "192.0.2.0/24"}}}}}}}
+	err = netnstest.New(t).Do(func() error {
+		p, err := Open(Options{Engine: engine, Resolve: resolve.Config{Node: "a", ImpliedNamespaces: true}}, false,
+			slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		for i, changes := range [][]source.Change{
+			{{Object: pod("web", "10.0.0.1")}, {Object: pod("db", "10.0.0.2")}, {Object: policy}},
+			{{Object: pod("db", "10.0.0.3")}},
+			{{Key: source.KeyOf(policy)}},
+		} {
+			for j, c := range changes {
+				if c.Object != nil {
+					changes[j].Key = source.KeyOf(c.Object)
+				}
+			}
+			u, d := subsystem.Update{Batch: true, Changes: changes}, model.Delta{}
+			p.Decide(u, &d)
+			p.Change(u, d)
+			var page subsystem.State
+			sent, parts := &inspect.Decided{Services: &model.Snapshot{}}, inspect.NewPolicyParts()
+			p.Status(&page)
+			p.Decided(sent)
+			parts.Apply(model.Change[model.PolicyPart]{Put: sent.Services.Policies.Parts()})
+			if !maps.Equal(page.Policies.Parts, parts) {
+				t.Errorf("change %d: the page has %v, commands are sent %v", i, page.Policies.Parts, parts)
+			}
+			if i == 0 && (parts["subjects"] != 2 || parts["rulesets"] == 0 || parts["peers"] < 2) {
+				t.Errorf("counted are %v", parts)
+			}
+		}
+		return p.Close()
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"fairlead.dev/fairlead/dataplane/service"
+	"fairlead.dev/fairlead/inspect"
 	"fairlead.dev/fairlead/reconcile"
 	"fairlead.dev/fairlead/source"
 )
@@ -29,13 +30,13 @@ type State struct {
 
 // PolicyState is the status page's section of policies.
 type PolicyState struct {
-	Engine   string         `json:"engine"`
-	Why      string         `json:"why"` // that engine
-	Audit    bool           `json:"audit"`
-	Sources  bool           `json:"sourceCheck"` // packets with a source that isn't their device's pod's are dropped
-	Enforced bool           `json:"enforced"`    // what all policies need is in the kernel
-	Parts    map[string]int `json:"parts"`       // by kind
-	Cuts     *Cuts          `json:"cuts,omitempty"`
+	Engine   string              `json:"engine"`
+	Why      string              `json:"why"` // that engine
+	Audit    bool                `json:"audit"`
+	Sources  bool                `json:"sourceCheck"` // packets with a source that isn't their device's pod's are dropped
+	Enforced bool                `json:"enforced"`    // what all policies need is in the kernel
+	Parts    inspect.PolicyParts `json:"parts"`
+	Cuts     *Cuts               `json:"cuts,omitempty"`
 }
 
 // Cuts is what was done and found about open connections that policies no longer allow.
