@@ -2,12 +2,18 @@ package test_test
 
 import (
 	"bytes"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/sandbox/generate"
 )
@@ -87,13 +93,8 @@ func TestCommandsDecideAsAnAgentThatChanges(t *testing.T) {
 	configure("auto")
 	runIn(t, ns, "--config", "config.yaml", "--kubeconfig", filepath.Base(kubeconfig), "--node", "a")
 	command := func(args ...string) string {
-		c, out := exec.Command(fairlead, append(args, "--network-run-folder", filepath.Join(filepath.Dir(kubeconfig),
-			"run"))...), bytes.Buffer{}
-		c.Dir, c.Stdout, c.Stderr = "/", &out, &out
-		if ns.Do(c.Start) == nil {
-			c.Wait()
-		}
-		return out.String()
+		out, errors, _ := besideAgent(ns, filepath.Join(filepath.Dir(kubeconfig), "run"), args...)
+		return out + errors
 	}
 	show := func() string { return command("show") }
 	synced := func(out string) bool {
@@ -118,4 +119,63 @@ func TestCommandsDecideAsAnAgentThatChanges(t *testing.T) {
 	contains(t, command("explain", generate.EndpointAddress(1).String(), at), "internalTrafficPolicy Cluster",
 		"kernel: in sync")
 	contains(t, command("explain", "shop/client", at), "addresses and numbers need no objects", "kubeconfig")
+}
+
+// besideAgent runs a command in the namespace of an agent with that run folder. It returns what it printed to standard
+// output and to standard error.
+func besideAgent(ns *netns.Namespace, folder string, args ...string) (out, errors string, err error) {
+	c := exec.Command(fairlead, append(args, "--network-run-folder", folder)...)
+	var printed, warned bytes.Buffer
+	c.Dir, c.Stdout, c.Stderr = "/", &printed, &warned
+	if err = ns.Do(c.Start); err == nil {
+		err = c.Wait()
+	}
+	return printed.String(), warned.String(), err
+}
+
+// While the agent has not decided policies, show prints Services, and a warning in place of policies: it fails, since
+// an object could not be read.
+func TestShowWarnsOfUndecidedPolicies(t *testing.T) {
+	server := apiserver.New(generate.Cluster(3, 2)...)
+	ns, kubeconfig := scaleNode(t, "undecidedtest", server)
+	var allowed atomic.Bool
+	var l net.Listener
+	err := ns.Do(func() (err error) {
+		l, err = net.Listen("tcp4", "127.0.0.1:0")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	front := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !allowed.Load() && strings.HasSuffix(r.URL.Path, "/networkpolicies") {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusForbidden)
+			io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"no",`+
+				`"code":403}`)
+			return
+		}
+		server.ServeHTTP(w, r)
+	})}
+	go front.Serve(l)
+	t.Cleanup(func() { front.Close() })
+	if err := os.WriteFile(kubeconfig, apiserver.Kubeconfig("http://"+l.Addr().String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(t.TempDir(), "run")
+	runIn(t, ns, "--kubeconfig", kubeconfig, "--node", "a", "--mode", "nftables", "--policy-mode", "Enforce",
+		"--policy-engine", "nftables", "--network-run-folder", folder)
+
+	const warning = "fairlead: warning: network policies are left out: the agent has not decided them: " +
+		"not read yet: NetworkPolicy\n"
+	eventually(t, "Services are shown, and policies are left out", func() bool {
+		out, warned, err := besideAgent(ns, folder, "show")
+		return err != nil && strings.HasPrefix(warned, warning) && strings.Contains(out, generate.Namespace(0)+"/") &&
+			!strings.Contains(out, "engine nftables")
+	})
+	allowed.Store(true)
+	within(t, time.Minute, "policies are shown without a warning", func() bool {
+		out, warned, err := besideAgent(ns, folder, "show")
+		return err == nil && warned == "" && strings.Contains(out, "mode Enforce, engine nftables")
+	})
 }
