@@ -64,7 +64,7 @@ var laws = []law{
 	{"dataplane/network", []string{"bpf/device", "dataplane/network", "dataplane", "kernel", "model"},
 		slices.Concat(kubernetes, netlink, planes), "the pod network renders finished decisions, and knows no Service"},
 	{"dataplane/dns", []string{"dataplane", "kernel"}, slices.Concat(kubernetes, netlink, planes),
-		"which messages are handed to the agent is decided above"},
+		"which messages are queued to the agent is decided above"},
 	{"dataplane/nft", []string{"kernel", "dataplane", "model"},
 		slices.Concat(kubernetes, netlink, []string{module + "dataplane/service"}), "a declared table knows no plane"},
 	{"dataplane/xt", []string{"kernel", "dataplane", "model"},

@@ -15,7 +15,7 @@ var banned = strings.Fields(`
 	take takes taken took tell tells told give gives given ask asks asked way ways place places placed thing things
 	room rooms keep keeps kept note notes look looks looked
 	hide hides permit permits permitted shortcut lane lanes retire retires stranger strangers nobody whom abilities
-	handed standing remains predecessor predecessors refusal refusals stranded`)
+	hand hands handed handing existing carried standing remains predecessor predecessors refusal refusals stranded`)
 
 // allowed are identifiers with a banned word that are others' names, or mean what the field means.
 var allowed = map[string]string{

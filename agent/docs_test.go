@@ -239,7 +239,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 }
 
 // Alerts and the dashboard ask for no metric that an agent hasn't.
-func TestAlertsUseExistingMetrics(t *testing.T) {
+func TestAlertsUseMetricsThatExist(t *testing.T) {
 	has := registered(t)
 	name := regexp.MustCompile(`\b(?:kubeproxy|fairlead)_[a-z0-9_]+`)
 	for _, file := range []string{"../deploy/monitoring/alerts.yaml", "../deploy/monitoring/dashboard.json"} {

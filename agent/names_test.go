@@ -486,8 +486,8 @@ func (b *namesBed) closes(to string) {
 }
 
 // TestDomainNames has an agent learn from the answers of a resolver: cases 60 and 61 of the policies' corner cases,
-// forged answers, and a restart; by every engine, and with every mode that carries queries to a resolver's Service in a
-// way of its own.
+// forged answers, and a restart; by every engine, and with every mode that proxies or translates queries to a
+// resolver's Service in a way of its own.
 func TestDomainNames(t *testing.T) {
 	pairs := [][2]string{{"iptables-nft", "iptables"}, {"userspace", "nftables"}, {"ebpf", "ebpf"}, {"ebpf", "iptables"}}
 	for _, engine := range mode.EngineNames() {

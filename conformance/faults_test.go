@@ -9,7 +9,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// faulty hands a right data plane wrong parts, or handles it wrongly.
+// faulty passes wrong parts to a right data plane, or handles it wrongly.
 type faulty struct {
 	*plain
 	node     func(*model.ServiceNode)

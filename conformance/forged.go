@@ -324,8 +324,8 @@ func (f *forger) send(d *forged) error {
 		if end != nil {
 			mac = end.MAC
 		}
-		carried := vxlanFrame(d.vni, mac, udpPacket(d.inner.src, d.inner.dst, 5555, forgedPort, payload))
-		packet = udpPacket(d.src, d.dst, 5555, resolve.DefaultPort, carried)
+		frame := vxlanFrame(d.vni, mac, udpPacket(d.inner.src, d.inner.dst, 5555, forgedPort, payload))
+		packet = udpPacket(d.src, d.dst, 5555, resolve.DefaultPort, frame)
 	}
 	return host.Do(func() error { return sendRaw(d.dst, fragments(packet, d.pieces)) })
 }

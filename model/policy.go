@@ -66,7 +66,7 @@ func (*PeerTable) policyPart()   {}
 func (*PeerVerdict) policyPart() {}
 func (*Peer) policyPart()        {}
 
-// ProxyDevice is the device of a node behind which the agent, in a mode that carries packets itself, has sockets of its
+// ProxyDevice is the device of a node behind which the agent, in a mode that proxies packets itself, has sockets of its
 // own: what is forwarded there is delivered to the node.
 const ProxyDevice = "fairlead-room"
 

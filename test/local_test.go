@@ -52,7 +52,7 @@ func TestCommandsDecideAsTheAgent(t *testing.T) {
 	}
 }
 
-// refuseOthers demands that the agent of a box's node a hands nothing to an unprivileged user.
+// refuseOthers demands that the agent of a box's node a sends nothing to an unprivileged user.
 func refuseOthers(t *testing.T, name string) {
 	t.Helper()
 	folder := must(t, fairlead, "sandbox", "exec", "--name", name, "a", "printenv", "FAIRLEAD_RUN_FOLDER")

@@ -256,7 +256,7 @@ type idle struct {
 	node     *model.PolicyNode
 	pods     map[model.PolicyPart]struct{} // subjects and devices
 	rulesets int
-	active   bool // parts were handed on
+	active   bool // parts were passed on
 	begun    bool
 }
 

@@ -17,9 +17,9 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// existing is what the agent does about connections beside the engine: it cuts those that policies no longer allow, and
-// reports those that they deny. Without an engine that has it done so, neither.
-type existing struct {
+// established is what the agent does about open connections beside the engine: it cuts those that policies no longer
+// allow, and reports those that they deny. Without an engine that has it done so, neither.
+type established struct {
 	revoker *revoke.Revoker
 	denials *denial.Reader // nil without an engine that reports or logs
 	packets packetCounter  // nil where the engine counts none
@@ -30,8 +30,8 @@ type packetCounter interface {
 	Packets() (denied, audited uint64, err error)
 }
 
-// openExisting puts itself before an engine's loop.
-func openExisting(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x existing, err error) {
+// openEstablished puts itself before an engine's loop.
+func openEstablished(e mode.Engine, plane *mode.PolicyPlane, log *slog.Logger) (x established, err error) {
 	x.packets, _ = plane.Impl.(packetCounter)
 	closed := func(s *model.Subject) bool {
 		_, is := slices.BinarySearch(plane.Status().Closed, model.PolicyLabelOf(s))
@@ -80,7 +80,7 @@ func (f *followed) policies(with func(*model.Policies)) {
 }
 
 // readDenials reports denials until ctx ends.
-func (x existing) readDenials(ctx context.Context, log *slog.Logger) {
+func (x established) readDenials(ctx context.Context, log *slog.Logger) {
 	if x.denials == nil {
 		return
 	}
@@ -90,7 +90,7 @@ func (x existing) readDenials(ctx context.Context, log *slog.Logger) {
 }
 
 // closeDenials ends the reading of denials.
-func (x existing) closeDenials() error {
+func (x established) closeDenials() error {
 	if x.denials == nil {
 		return nil
 	}
@@ -98,7 +98,7 @@ func (x existing) closeDenials() error {
 }
 
 // cuts returns what was cut, nil where nothing is.
-func (x existing) cuts() *subsystem.Cuts {
+func (x established) cuts() *subsystem.Cuts {
 	if x.revoker == nil {
 		return nil
 	}
@@ -131,7 +131,7 @@ var (
 )
 
 // collect makes metrics of what was cut and denied.
-func (x existing) collect(ch chan<- prometheus.Metric) {
+func (x established) collect(ch chan<- prometheus.Metric) {
 	if x.packets != nil {
 		if denied, audited, err := x.packets.Packets(); err == nil {
 			ch <- prometheus.MustNewConstMetric(policyPacketsDesc, prometheus.CounterValue, float64(denied), "denied")

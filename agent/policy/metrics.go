@@ -52,7 +52,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for kind, n := range c.progress.counts() {
 		ch <- prometheus.MustNewConstMetric(policyPartsDesc, prometheus.GaugeValue, float64(n), kind)
 	}
-	c.existing.collect(ch)
+	c.established.collect(ch)
 	c.names.collect(ch)
 	packets, err := c.plane.Outcomes()
 	if err != nil {

@@ -47,7 +47,7 @@ type Devices interface {
 type Policies struct {
 	Options
 	plane *mode.PolicyPlane
-	existing
+	established
 	names    *domainNames
 	preDNAT  bool // policies' hooks see packets to Services before their translation
 	log      *slog.Logger
@@ -80,11 +80,11 @@ func Open(o Options, preDNAT bool, log *slog.Logger) (*Policies, error) {
 	if err != nil {
 		return nil, err
 	}
-	existing, err := openExisting(o.Engine, plane, log)
+	established, err := openEstablished(o.Engine, plane, log)
 	if err != nil {
 		return nil, errors.Join(err, plane.Close())
 	}
-	p := &Policies{Options: o, plane: plane, existing: existing, preDNAT: preDNAT, log: log, progress: newProgress(),
+	p := &Policies{Options: o, plane: plane, established: established, preDNAT: preDNAT, log: log, progress: newProgress(),
 		started: make(chan struct{}), resolver: resolve.New(o.Resolve),
 		awaited: awaited{unlisted: source.Kinds(), routed: o.Devices == nil, known: make(chan struct{})}}
 	p.ctx, p.stop = context.WithCancel(context.Background())
@@ -236,7 +236,7 @@ func (p *Policies) Change(u subsystem.Update, d model.Delta) {
 // progress follows changes into the kernel: what is on its way, and how long it took.
 type progress struct {
 	latency  prometheus.Histogram
-	notified chan struct{} // holds one when changes were handed on
+	notified chan struct{} // holds one when changes were dispatched
 
 	mu      sync.Mutex
 	waiting []time.Time // when changes came that the kernel may not have yet

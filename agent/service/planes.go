@@ -25,13 +25,13 @@ type Planes struct {
 	flows  *mode.Share
 	after  reconcile.Runner[model.ServicePart] // nil where the mode leaves no flows
 
-	stop     context.CancelFunc
-	ended    sync.WaitGroup
-	notified chan struct{} // holds one when there is something to hand on
-	mu       sync.Mutex
-	settled  *sync.Cond // signals that handing may have changed
-	handing  bool       // changes are on their way to after
-	waiting  []change   // what the data plane was told of and after not yet, in its order
+	stop        context.CancelFunc
+	ended       sync.WaitGroup
+	notified    chan struct{} // holds one when there is something to dispatch
+	mu          sync.Mutex
+	settled     *sync.Cond // signals that dispatching may have changed
+	dispatching bool       // changes are on their way to after
+	waiting     []change   // what the data plane was told of and after not yet, in its order
 }
 
 // change is what one Change told.
@@ -75,7 +75,7 @@ func (s *Planes) Change(put, del []model.ServicePart) {
 	put, del = s.flows.Of(put, del)
 	s.mu.Lock()
 	s.waiting = append(s.waiting, change{put, del})
-	s.handing = true
+	s.dispatching = true
 	s.mu.Unlock()
 	select {
 	case s.notified <- struct{}{}:
@@ -103,7 +103,7 @@ func (s *Planes) follow(ctx context.Context) {
 		}
 		s.after.Sync(ctx) // likewise
 		s.mu.Lock()
-		s.handing = len(s.waiting) > 0
+		s.dispatching = len(s.waiting) > 0
 		s.settled.Broadcast()
 		s.mu.Unlock()
 		if checked := s.after.Status(); checked.Writes > writes {
@@ -125,7 +125,7 @@ func (s *Planes) Sync(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.mu.Lock(); s.settled.Broadcast(); s.mu.Unlock() })
 	defer stop()
 	s.mu.Lock()
-	for s.handing && ctx.Err() == nil {
+	for s.dispatching && ctx.Err() == nil {
 		s.settled.Wait()
 	}
 	s.mu.Unlock()

@@ -121,8 +121,8 @@ type Maps struct {
 	flowsOf string // the folder of these maps where the maps of flows were made, maybe beside some of another size; or ""
 }
 
-// CreateMaps creates the maps of a layout, pinned in a folder. Existing ones are opened: state maps, and those of an
-// attempt that ended halfway.
+// CreateMaps creates the maps of a layout, pinned in a folder. Those that are pinned already are opened:
+// state maps, and those of an attempt that ended halfway.
 func CreateMaps(folder string, s service.Sizes) (*Maps, error) {
 	if err := bpf.MakeFolders(folder); err != nil {
 		return nil, err

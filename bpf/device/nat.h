@@ -257,7 +257,7 @@ static __always_inline struct pool *pool_for(struct lookup *q, const struct fron
 }
 
 /*
- * Returns the slot of an endpoint that an existing flow may continue to use, NULL where the frontend has none, or
+ * Returns the slot of an endpoint that an established flow may continue to use, NULL where the frontend has none, or
  * doesn't allow the client.
  */
 static __always_inline union slot *endpoint_slot(struct lookup *q, const struct frontend *f,

@@ -89,7 +89,7 @@ type Maps struct {
 	state  *policyPolicyState
 }
 
-// CreateMaps creates the maps of a layout, pinned in a folder. Existing ones are opened.
+// CreateMaps creates the maps of a layout, pinned in a folder. Those that are pinned already are opened.
 func CreateMaps(folder string, s Sizes) (*Maps, error) {
 	if err := bpf.MakeFolders(folder); err != nil {
 		return nil, err

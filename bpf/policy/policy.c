@@ -152,7 +152,7 @@ static __noinline int parse(packet_source *from, struct policy_packet *p, int si
 	return 0;
 }
 
-/* Reports whether a device leads to the proxy of a mode that carries packets itself (model.ProxyDevice). */
+/* Reports whether a device leads to the proxy of a mode that proxies packets itself (model.ProxyDevice). */
 static __always_inline bool is_proxy(const struct net_device *device)
 {
 	const union {
@@ -285,7 +285,7 @@ __noinline int reset_ends(struct __sk_buff *skb, const struct tuple *of, int six
 }
 
 /*
- * Evaluates policies for a plain packet that the device program hands over, and redirects it as cb says. The host stack
+ * Evaluates policies for a plain packet that the device program passes, and redirects it as cb says. The host stack
  * has it while the only hook in forwarding isn't the program that this one belongs to, or where it can't be read here.
  */
 SEC("tcx/ingress")

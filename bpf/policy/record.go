@@ -135,8 +135,8 @@ func (r *Recorder) Read(yield func(Recorded)) error {
 	return nil
 }
 
-// Existing calls yield with each connection that is open.
-func (r *Recorder) Existing(yield func(Recorded)) error {
+// Established calls yield with each connection that is open.
+func (r *Recorder) Established(yield func(Recorded)) error {
 	return openFlows(r.folder, func(t policyTuple) {
 		f := Recorded{Client: bpf.Addr(t.Source.Word), Protocol: t.Protocol}
 		f.Server = netip.AddrPortFrom(bpf.Addr(t.Destination.Word), bpf.Port(t.Dport))

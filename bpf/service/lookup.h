@@ -327,7 +327,7 @@ __noinline int backend_number(__u32 extent, __u32 count, const struct addr_port_
 }
 
 /*
- * Returns the index in fl_backends of an endpoint that an existing flow may continue to use: a backend, or one that
+ * Returns the index in fl_backends of an endpoint that an established flow may continue to use: a backend, or one that
  * gets no new flow. 0 where it is neither.
  */
 __noinline int retained_slot(__u32 extent, const struct header *h, const struct addr_port_pad *at)

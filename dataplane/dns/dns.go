@@ -1,4 +1,4 @@
-// Package dns is the data plane that hands the DNS messages of some pods to the agent: one nf_tables table of the inet
+// Package dns is the data plane that queues the DNS messages of some pods to the agent: one nf_tables table of the inet
 // family, for policies that name domain names. It sees queries where they are forwarded to a resolver, or come in where
 // that is on the node itself, and answers where they are forwarded to the pod, or go out by a socket of the node; with
 // every mode of Services, and behind every policy engine.

@@ -23,8 +23,8 @@ type connection struct {
 
 // feed is what reports connections of a network namespace.
 type feed interface {
-	// existing calls add with those that are open; with closing, also those that end or have ended.
-	existing(closing bool, add func(connection)) error
+	// established calls add with those that are open; with closing, also those that end or have ended.
+	established(closing bool, add func(connection)) error
 	// run calls add with new ones until ctx ends, and lost where it knows that some are missing.
 	run(ctx context.Context, add func(connection), lost func()) error
 	// lost returns how many are missing.
@@ -49,7 +49,7 @@ func openTracking() (t *tracking, err error) {
 	return t, nil
 }
 
-func (t *tracking) existing(closing bool, add func(connection)) error {
+func (t *tracking) established(closing bool, add func(connection)) error {
 	return t.marker.Each(func(c conntrack.Tracked) {
 		if closing || !c.Closing {
 			add(tracked(c, 0))
@@ -109,8 +109,8 @@ func flow(f policy.Recorded) connection {
 		denied: f.Denied}
 }
 
-func (e engine) existing(_ bool, add func(connection)) error {
-	return e.Existing(func(f policy.Recorded) { add(flow(f)) })
+func (e engine) established(_ bool, add func(connection)) error {
+	return e.Established(func(f policy.Recorded) { add(flow(f)) })
 }
 
 func (e engine) run(ctx context.Context, add func(connection), lost func()) error {

@@ -126,7 +126,7 @@ func (r *recorder) record(ctx context.Context, warning string) error {
 	if err := r.addresses(); err != nil {
 		return err
 	}
-	if err := r.existing(false, r.add); err != nil {
+	if err := r.established(false, r.add); err != nil {
 		return err
 	}
 	r.Ready(warning)
@@ -135,7 +135,7 @@ func (r *recorder) record(ctx context.Context, warning string) error {
 	err := r.run(ctx, func(c connection) {
 		if lost {
 			lost = false
-			if err := r.existing(true, r.add); err != nil { // of those that were lost, many are still in the table
+			if err := r.established(true, r.add); err != nil { // of those that were lost, many are still in the table
 				stop(err)
 			}
 		}

@@ -101,9 +101,9 @@ func (c *Conn) Up(index int) error {
 	return nil
 }
 
-// SetGSO has TCP hand the interface IPv4 pieces of up to so many bytes, for it or whoever is behind to cut: more than
-// 65,536 is what the kernel calls BIG TCP (Linux 6.3; older ones take no notice, without an error). Where the interface
-// takes no more than 65,536, the error is unix.EINVAL.
+// SetGSO has TCP send IPv4 segments of up to so many bytes to the interface, for it or whoever is behind to cut: more
+// than 65,536 is what the kernel calls BIG TCP (Linux 6.3; older ones take no notice, without an error). Where the
+// interface takes no more than 65,536, the error is unix.EINVAL.
 func (c *Conn) SetGSO(index, bytes int) error {
 	if err := c.h.LinkSetGSOIPv4MaxSize(dev(index), bytes); err != nil {
 		return fmt.Errorf("have interface %d take pieces of %d bytes: %w", index, bytes, err)

@@ -1,4 +1,4 @@
-// Package nfqueue reads the packets that rules hand to a queue of one network namespace (nfnetlink_queue), and lets
+// Package nfqueue reads the packets that rules send to a queue of one network namespace (nfnetlink_queue), and lets
 // them go on. It knows no meaning of what it reads.
 //
 // Written against include/uapi/linux/netfilter/nfnetlink_queue.h and net/netfilter/nfnetlink_queue.c.

@@ -374,7 +374,7 @@ func Log(group uint16, prefix string, bytes uint32) Expr {
 	})
 }
 
-// Queue hands the packet to the program that listens to a queue, through the target NFQUEUE of x_tables (nft_compat),
+// Queue sends the packet to the program that listens to a queue, through the target NFQUEUE of x_tables (nft_compat),
 // which kernels without nf_tables' own have too. Where none listens the packet is accepted.
 func Queue(number uint16) Expr {
 	const revision, bypass = 3, 1

@@ -16,11 +16,11 @@ const (
 	Forwarded             // from elsewhere to elsewhere: PREROUTING, FORWARD, POSTROUTING
 	Received              // from elsewhere, by a process here: PREROUTING, INPUT
 	// by a process here, and sent on by IPVS (ip_vs_nat_send_or_cont): OUTPUT until there, OUTPUT, POSTROUTING
-	Carried
+	Redirected
 )
 
-// String returns "sent", "forwarded", "received" or "carried".
-func (p Path) String() string { return [...]string{"sent", "forwarded", "received", "carried"}[p] }
+// String returns "sent", "forwarded", "received" or "redirected".
+func (p Path) String() string { return [...]string{"sent", "forwarded", "received", "redirected"}[p] }
 
 // hooks returns the path's hooks (NF_INET_*).
 func (p Path) hooks() []int {
@@ -44,7 +44,7 @@ type Packet struct {
 	Path        Path           // after translation, if there is one
 	In, Out     string         // devices; each empty where the path has none
 	Established bool           // an answer has been seen; else it is the connection's first packet
-	// of an established connection, or one that IPVS carries: what its destination is translated to, zero if it isn't
+	// of an established connection, or one that IPVS redirects: what its destination is translated to, zero if it isn't
 	To   netip.AddrPort
 	Mark uint32
 	Node []netip.Addr // the node's own addresses, besides loopback ones

@@ -83,7 +83,7 @@ func ReadNFTables() (*NFTables, error) {
 const (
 	tracking     = -200
 	destinations = -100
-	carrier      = -99 // IPVS, of what is sent here (net/netfilter/ipvs/ip_vs_core.c)
+	redirector   = -99 // IPVS, of what is sent here (net/netfilter/ipvs/ip_vs_core.c)
 	sources      = 100
 )
 
@@ -204,16 +204,16 @@ func (t *NFTables) walk(p *Packet, c *chance) (Outcome, error) {
 	m := &machine{walk: newWalk(p, c), t: t}
 	for i, hook := range p.Path.hooks() {
 		m.hook = hook
-		before, behind := p.Path == Carried && i == 0, p.Path == Carried && i == 1 // IPVS
+		before, behind := p.Path == Redirected && i == 0, p.Path == Redirected && i == 1 // IPVS
 		if behind {
 			m.to = p.To
-		} else if p.Path != Carried {
+		} else if p.Path != Redirected {
 			m.again(m.hook == prerouting || m.hook == output)
 		}
 		natted := behind
 		for _, m.base = range t.hooks[[2]int{p.Dst.Addr().BitLen(), m.hook}] {
 			if m.base.Hook.Type == "nat" && (p.Established || natted || m.untracked) ||
-				before && m.base.Hook.Priority > carrier {
+				before && m.base.Hook.Priority > redirector {
 				continue
 			}
 			to := m.to

@@ -169,7 +169,7 @@ func newLegacyTracer(ctx context.Context, p Packet) (*legacyTracer, error) {
 		return nil, err
 	}
 	hook, flags := "PREROUTING", "SYN,ACK SYN"
-	if p.Path == Sent || p.Path == Carried {
+	if p.Path == Sent || p.Path == Redirected {
 		hook = "OUTPUT"
 	}
 	if p.Established {
@@ -358,7 +358,7 @@ func newNFTTracer(p Packet) (t *nftTracer, err error) {
 // tracing writes the tracing rule, before conntrack and everybody else.
 func tracing(p Packet) (tx nft.Tx) {
 	hook := uint32(prerouting)
-	if p.Path == Sent || p.Path == Carried {
+	if p.Path == Sent || p.Path == Redirected {
 		hook = output
 	}
 	const synAck, syn, psh = 1<<1 | 1<<4, 1 << 1, 1 << 3

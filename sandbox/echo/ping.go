@@ -30,11 +30,11 @@ func Ping(ctx context.Context, to netip.Addr, from netip.AddrPort) error {
 	}
 	defer s.Close()
 	defer s.during(ctx)()
-	id, carried := int(from.Port()), binary.BigEndian.AppendUint64(nil, rand.Uint64())
+	id, data := int(from.Port()), binary.BigEndian.AppendUint64(nil, rand.Uint64())
 	if id == 0 {
 		id = 1 + rand.IntN(math.MaxUint16)
 	}
-	q, err := (&icmp.Message{Type: request, Body: &icmp.Echo{ID: id, Seq: 1, Data: carried}}).Marshal(nil)
+	q, err := (&icmp.Message{Type: request, Body: &icmp.Echo{ID: id, Seq: 1, Data: data}}).Marshal(nil)
 	if err == nil {
 		err = s.bind(netip.AddrPortFrom(from.Addr(), 0))
 	}
@@ -53,7 +53,7 @@ func Ping(ctx context.Context, to netip.Addr, from netip.AddrPort) error {
 		if unread != nil || m.Type != reply {
 			continue
 		}
-		if e, ok := m.Body.(*icmp.Echo); ok && e.ID == id && bytes.Equal(e.Data, carried) {
+		if e, ok := m.Body.(*icmp.Echo); ok && e.ID == id && bytes.Equal(e.Data, data) {
 			return nil
 		}
 	}

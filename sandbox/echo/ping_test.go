@@ -15,7 +15,7 @@ import (
 )
 
 // TestPingCountsItsOwnReply has a process reply to an echo request as the kernel would, and with what another request
-// of the same identifier carried.
+// of the same identifier had.
 func TestPingCountsItsOwnReply(t *testing.T) {
 	client, server := pair(t)
 	for _, name := range []string{"net/ipv4/icmp_echo_ignore_all", "net/ipv6/icmp/echo_ignore_all"} {

@@ -175,7 +175,7 @@ func (s *Server) Attached() []*model.Attachment {
 	return slices.SortedFunc(maps.Values(s.attached), func(a, b *model.Attachment) int { return made(a).Compare(made(b)) })
 }
 
-// Begin hands the first parts of the pod network to Line, with all attachments that there are. Before, a DEL releases
+// Begin passes the first parts of the pod network to Line, with all attachments that there are. Before, a DEL releases
 // the device itself: Line would keep what it learns of later.
 func (s *Server) Begin(put, del []model.NetworkPart) {
 	s.mu.Lock()
@@ -648,7 +648,7 @@ func (s *Server) SetSources(sources map[string][]netip.Prefix) {
 func (s *Server) detach(ctx context.Context, id string) error {
 	s.mu.Lock()
 	a, begun := s.attached[id], s.begun
-	if a != nil && !begun { // so that Begin doesn't hand it on
+	if a != nil && !begun { // so that Begin doesn't pass it on
 		delete(s.attached, id)
 	}
 	s.mu.Unlock()

@@ -1,6 +1,6 @@
 // Package names learns the addresses of the domain names that policies name, from the DNS answers that pods of this
-// node receive. Its source is package dataplane/dns, which hands it the messages between those pods and the configured
-// resolvers; what it learns are changes as of any source of objects.
+// node receive. Its source is package dataplane/dns, which queues to it the messages between those pods and the
+// configured resolvers; what it learns are changes as of any source of objects.
 //
 // An answer counts only if a resolver sent it, by a device that leads back to it, to a pod that a rule with a domain
 // name selects, in reply to a query that was seen: from the same address and port, with the same ID, name and type (A

@@ -238,7 +238,7 @@ func (l *Learner) Counts() Counts {
 	return c
 }
 
-// Sync waits until the kernel hands the messages of the pods and resolvers that were made known before.
+// Sync waits until the kernel queues the messages of the pods and resolvers that were made known before.
 func (l *Learner) Sync(ctx context.Context) error { return l.loop.Sync(ctx) }
 
 // Status returns the state of the loop that writes the table.

@@ -267,11 +267,11 @@ func FuzzLearn(f *testing.F) {
 		l.follow(model.Change[model.PolicyPart]{Put: subject})
 		now := time.Now()
 		client := netip.AddrPortFrom(pod, port)
-		l.receive(carried(client, resolver, tcp, query), now)
+		l.receive(packetWith(client, resolver, tcp, query), now)
 		if len(l.names) > 0 {
 			t.Fatalf("a pod teaches %v", l.names)
 		}
-		taught := l.receive(carried(netip.AddrPortFrom(resolver.Addr(), from), netip.AddrPortFrom(pod, to), tcp, answer),
+		taught := l.receive(packetWith(netip.AddrPortFrom(resolver.Addr(), from), netip.AddrPortFrom(pod, to), tcp, answer),
 			now)
 		if taught != (len(l.names) == 1) || len(l.names) > 1 {
 			t.Errorf("taught %t: %v", taught, l.names)
@@ -292,8 +292,8 @@ func FuzzLearn(f *testing.F) {
 	})
 }
 
-// carried returns a packet with a DNS message, over UDP or in one segment of TCP.
-func carried(from, to netip.AddrPort, tcp bool, message []byte) []byte {
+// packetWith returns a packet with a DNS message, over UDP or in one segment of TCP.
+func packetWith(from, to netip.AddrPort, tcp bool, message []byte) []byte {
 	if !tcp {
 		return netnstest.Datagram(from, to, message)
 	}

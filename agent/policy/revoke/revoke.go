@@ -102,7 +102,7 @@ func (r *Revoker) update() {
 	r.evaluator.apply(waiting...)
 }
 
-// Change hands a change on. It returns at once but for the first time, when it reads connection tracking: connections
+// Change dispatches a change. It returns at once but for the first time, when it reads connection tracking: connections
 // that were being cut before a restart are cut without a gap.
 func (r *Revoker) Change(put, del []model.PolicyPart) {
 	r.mu.Lock()

@@ -197,36 +197,36 @@ func (p *proto) sent(behind string) (l []nft.Expr) {
 		nft.Member(p.sender, nft.R(0)))
 }
 
-// carried is a family of packets in a tunnel between ends of another.
-type carried struct {
+// encapsulated is a family of packets in a tunnel between ends of another.
+type encapsulated struct {
 	outer, inner *proto
 	behind       string
 	source       []nft.Expr // loads the inner source; goes on only if the packet carries one of the family
 }
 
-// allCarried returns all.
-func allCarried() (l []carried) {
+// allEncapsulated returns all.
+func allEncapsulated() (l []encapsulated) {
 	for _, p := range protos {
 		for i, in := range protos {
 			kind := [][]byte{{0x08, 0x00}, {0x86, 0xdd}}[i] // ETH_P_IP, ETH_P_IPV6
-			l = append(l, carried{p, in, p.behind[i], nft.Join(p.Is(), overProtocol(unix.IPPROTO_UDP), nft.Exprs(
+			l = append(l, encapsulated{p, in, p.behind[i], nft.Join(p.Is(), overProtocol(unix.IPPROTO_UDP), nft.Exprs(
 				nft.Payload(nft.TransportHeader, frameType, 2, nft.R(0)), nft.Cmp(nft.Eq, nft.R(0), kind),
 				nft.Payload(nft.TransportHeader, frameHeader+in.Src, uint32(4*in.Words), nft.R(innerSource))))})
 		}
 	}
 	// not by a comparison: the nft command (seen with 1.0.6) stops dead on what follows it, as of no transport protocol
 	four, ipip := protos[0], nft.Exprs(nft.Meta(nft.MetaL4Proto, nft.R(0)), nft.Member(setProtocol, nft.R(0)))
-	return append(l, carried{four, four, four.behind[0], nft.Join(four.Is(), ipip, nft.Exprs(
+	return append(l, encapsulated{four, four, four.behind[0], nft.Join(four.Is(), ipip, nft.Exprs(
 		nft.Payload(nft.TransportHeader, four.Src, 4, nft.R(innerSource))))})
 }
 
 // inner accepts what carries a source that is behind the end that sent it: the source leads to an end, which must be
 // the sender. What has clients' sources too may carry those that lead to no end and aren't inside.
 func inner() (rules [][]nft.Expr) {
-	for _, c := range allCarried() {
+	for _, c := range allEncapsulated() {
 		rules = append(rules, nft.Join(c.source, c.outer.sent(c.behind), nft.Exprs(nft.Do(nft.Return))))
 	}
-	for _, c := range allCarried() {
+	for _, c := range allEncapsulated() {
 		forged := nft.Exprs(nft.Do(nft.Goto(chainBehind)))
 		rules = append(rules, nft.Join(c.source, nft.Exprs(nft.Map(c.behind, nft.R(innerSource), nft.R(0))), forged),
 			nft.Join(c.source, nft.Exprs(nft.Member(c.inner.inside, nft.R(innerSource))), forged),

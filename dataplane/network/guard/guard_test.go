@@ -259,9 +259,9 @@ func fold(n uint32) uint16 {
 	return ^uint16(n)
 }
 
-// carrier returns a VXLAN packet that carries a datagram from a source to the node's own address; text is of even
+// overlayed returns a VXLAN packet around a datagram from a source to the node's own address; text is of even
 // length.
-func carrier(vni uint32, source, text string) []byte {
+func overlayed(vni uint32, source, text string) []byte {
 	from, to := netip.MustParseAddr(source), netip.MustParseAddr("10.244.1.1")
 	if from.Is6() {
 		to = netip.MustParseAddr("fd00:1::1")
@@ -300,7 +300,7 @@ func TestOnlyEndsSendIPIP(t *testing.T) {
 		w.must(w.wire.Do(func() error {
 			c, err := net.DialIP("ip4:4", &net.IPAddr{IP: net.ParseIP(test.outer)}, &net.IPAddr{IP: localEnd.AsSlice()})
 			w.must(err)
-			_, err = c.Write(carrier(7, test.source, "test")[8+14:])
+			_, err = c.Write(overlayed(7, test.source, "test")[8+14:])
 			return errors.Join(err, c.Close())
 		}))
 		before = w.dropped(before, map[string]uint64{test.reason: 1})
@@ -369,8 +369,8 @@ func TestOnlyEndsUseTheTunnel(t *testing.T) {
 		six := strings.Contains(test.source, ":")
 		honest := map[bool]string{false: "10.244.2.9", true: "fd00:2::9"}[six]
 		text := "test" + strings.Repeat(" ", 700)
-		w.datagram(test.outer, test.to, test.mtu, carrier(test.vni, test.source, text))
-		w.datagram("192.168.0.2", end, 1500, carrier(7, honest, "last"))
+		w.datagram(test.outer, test.to, test.mtu, overlayed(test.vni, test.source, text))
+		w.datagram("192.168.0.2", end, 1500, overlayed(7, honest, "last"))
 		if arrives := w.arrived(six, "test", "last"); arrives != (test.reason == "") {
 			t.Errorf("%+v: arrived %t", test, arrives)
 		}
@@ -386,8 +386,8 @@ func TestClientsUseTheTunnel(t *testing.T) {
 	w.must(err)
 	for source, reason := range map[string]string{"8.8.8.8": "", "10.244.2.5": "", "10.244.3.5": "tunnel_source",
 		"10.244.1.2": "tunnel_source"} {
-		w.datagram("192.168.0.2", "192.168.0.1", 1500, carrier(7, source, "test"))
-		w.datagram("192.168.0.2", "192.168.0.1", 1500, carrier(7, "10.244.2.9", "last"))
+		w.datagram("192.168.0.2", "192.168.0.1", 1500, overlayed(7, source, "test"))
+		w.datagram("192.168.0.2", "192.168.0.1", 1500, overlayed(7, "10.244.2.9", "last"))
 		if arrives := w.arrived(false, "test", "last"); arrives != (reason == "") {
 			t.Errorf("%s: arrived %t", source, arrives)
 		}
@@ -420,7 +420,7 @@ func TestPodsSendNothingToEnds(t *testing.T) {
 		{"udp4", "192.168.0.1:4789", 1400, "tunnel_peer"}, // this node's own
 		{"ip4:4", "192.168.0.2", 1400, "pod_overlay"}, {"ip4:4", "192.168.0.9", 1400, "ok"},
 	} {
-		send(test.network, test.to, test.mtu, carrier(7, "10.244.2.5", "test"))
+		send(test.network, test.to, test.mtu, overlayed(7, "10.244.2.5", "test"))
 		w.from(0, "203.0.113.7") // what came before it is decided
 		before = w.dropped(before, map[string]uint64{test.reason: 1})
 	}

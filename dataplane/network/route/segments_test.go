@@ -176,7 +176,7 @@ func TestStreamsPassInSegments(t *testing.T) {
 	})
 }
 
-// TestDatagramsPassInSegments has a pod hand several datagrams to the kernel at once, as QUIC does (UDP_SEGMENT).
+// TestDatagramsPassInSegments has a pod send several datagrams in one call, as QUIC does (UDP_SEGMENT).
 func TestDatagramsPassInSegments(t *testing.T) {
 	const segment, datagrams, last = 1200, 10, 700
 	c := newCluster(t)

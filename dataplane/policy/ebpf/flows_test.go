@@ -339,7 +339,7 @@ func TestRecordsConnections(t *testing.T) {
 	}
 	n.Must(r.Read(func(f policy.Recorded) { t.Errorf("read twice: %v", f) }))
 	before := false
-	n.Must(r.Existing(func(f policy.Recorded) {
+	n.Must(r.Established(func(f policy.Recorded) {
 		before = before || f == policy.Recorded{Client: db[0], Server: netip.AddrPortFrom(web[0], 7),
 			Protocol: unix.IPPROTO_TCP}
 	}))

@@ -17,7 +17,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Whatever is taken and given back, no place is handed out twice at a time, nor one that was given back before grace;
+// Whatever is taken and given back, no index is allocated twice at a time, nor one that was given back before grace;
 // and what is free can be had.
 func TestSpace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -1,6 +1,6 @@
-// Package ipvs is the service data plane that has IPVS choose backends and carry connections, with all its schedulers,
-// and a constant nf_tables table beside it for what IPVS can't: who is let in, who is inside, who is hidden, what is
-// refused.
+// Package ipvs is the service data plane that has IPVS select backends and forward connections, with all its
+// schedulers, and a constant nf_tables table beside it for what IPVS can't: allowed source ranges, which clients are
+// internal, what is masqueraded, what is rejected.
 //
 // A pool is one IPVS service, known by a packet mark (fwmark), with a destination for each backend. So a frontend is
 // one element of a map in nf_tables, whether it is an address or a node port, and however many share the pool; no

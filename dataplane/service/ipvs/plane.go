@@ -20,7 +20,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-const longLost = "IPVS hands on no ICMP error about a packet that is too long for its path, and a node's own IPv6 " +
+const longLost = "IPVS forwards no ICMP error about a packet that is too long for its path, and a node's own IPv6 " +
 	"fragments don't get through it"
 
 // Capabilities is what the plane supports.

@@ -1,4 +1,4 @@
-// Package userspace is the service data plane that carries traffic itself, by plain sockets: a listener where a Service
+// Package userspace is the service data plane that proxies traffic itself, by plain sockets: a listener where a Service
 // is, a connection of its own to a backend, and splice(2) between the two. It needs no netfilter and no eBPF.
 //
 // # The network namespace
@@ -39,9 +39,9 @@
 // are accepted, then reset. UDP rejections of that kind, and those of backends, are ICMP messages that the plane itself
 // sends.
 //
-// One loop per processor waits by epoll and owns what it carries; there is no goroutine per Service or connection. TCP:
+// One loop per processor waits by epoll and owns what it proxies; there is no goroutine per Service or connection. TCP:
 // a stream of which 1 MiB was read of late, 64 KiB or more at a time, gathers for 200 µs, or until there are 2 MiB,
-// before it is read again; half-closed connections stay so; a reset is handed on as a reset, at once where nothing can
+// before it is read again; half-closed connections stay so; a reset is proxied as a reset, at once where nothing can
 // move; at most 1 MiB waits in each direction; where the node has BBR, ways to backends have Cubic; a backend that
 // refuses or does not answer in 7 seconds is passed over for another. UDP: a socket for each client and entry, ended
 // after 30 seconds of silence, 120 once answered, batches of 32.
@@ -86,7 +86,7 @@ import (
 // tableEntries is how many entries of Maglev's table the plane wants for each backend.
 const tableEntries = 1000
 
-// Capabilities is what the plane supports. It refuses SCTP, since bytes alone can be handed on between two sockets and
+// Capabilities is what the plane supports. It refuses SCTP, since bytes alone can be proxied between two sockets and
 // associations have messages and streams, and the one port that the kernel's routing rules can't name
 // (fib_rule_port_range_valid).
 var Capabilities = model.Capabilities{
@@ -96,7 +96,7 @@ var Capabilities = model.Capabilities{
 		{ID: "port-65535", Text: "the kernel's routing rules, by which the userspace plane is reached, can't name port " +
 			"65535: choose another port",
 			About: &model.Packets{Port: 65535, Addresses: true}},
-		{ID: "sctp", Text: "the userspace plane hands bytes from socket to socket, and SCTP's messages and streams " +
+		{ID: "sctp", Text: "the userspace plane proxies bytes from socket to socket, and SCTP's messages and streams " +
 			"would be lost on the way: choose another mode for SCTP",
 			About: service.Over(model.SCTP)},
 	},

@@ -14,8 +14,8 @@ import (
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
-// loop carries connections and flows on a thread of its own in the node's network namespace, waiting by epoll. What it
-// carries belongs to it alone; others have it do what concerns that.
+// loop proxies connections and flows on a thread of its own in the node's network namespace, waiting by epoll. What it
+// proxies belongs to it alone; others have it do what concerns that.
 type loop struct {
 	events
 	pending
@@ -117,7 +117,7 @@ func (l *loop) do(f func()) {
 
 func (l *loop) ring() { unix.Write(l.bell, binary.NativeEndian.AppendUint64(nil, 1)) }
 
-// close ends everything that the loop carries.
+// close ends everything that the loop proxies.
 func (l *loop) close() {
 	l.do(func() {
 		for c := range l.conns {
@@ -168,7 +168,7 @@ func (l *loop) forget(fd int, watchID uint32) {
 	l.free = append(l.free, watchID)
 }
 
-// run waits for events and hands them out.
+// run waits for events and dispatches them.
 func (l *loop) run() {
 	events := make([]unix.EpollEvent, 256)
 	for {

@@ -22,7 +22,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Plane carries the traffic of one network namespace, the node's. It implements dataplane.Plane[model.ServicePart, Key,
+// Plane proxies the traffic of one network namespace, the node's. It implements dataplane.Plane[model.ServicePart, Key,
 // string], dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
 	node    *netns.Namespace

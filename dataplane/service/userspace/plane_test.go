@@ -203,7 +203,7 @@ func TestHalfCloseIsPreserved(t *testing.T) {
 	s.settled()
 }
 
-// settled waits until the plane carries nothing.
+// settled waits until the plane proxies nothing.
 func (s *stage) settled() {
 	s.Helper()
 	for end := time.Now().Add(patience); s.plane.open.Load() != 0; {
@@ -805,7 +805,7 @@ func TestRulesOfAKilledProcessGo(t *testing.T) {
 	f, p := serves(model.TCP, 80, 8080)
 	s.check(s.apply(p, f))
 	if n := s.detainRules(); n != 0 {
-		t.Errorf("%d rules of connections that nobody carries any more are left", n)
+		t.Errorf("%d rules of connections that are proxied no more are left", n)
 	}
 }
 

@@ -48,7 +48,7 @@ type stream struct {
 // perConn is how many file descriptors a connection has; it borrows pipes only while bytes wait.
 const perConn = 2
 
-// accepted begins to carry a connection. It may end at once.
+// accepted begins to proxy a connection. It may end at once.
 func (l *loop) accepted(fd int, from netip.AddrPort, li *listener, share claim) error {
 	c := &conn{loop: l, front: li.front, from: from, to: li.at, share: share, client: end{fd: fd}, server: end{fd: -1}}
 	c.up = stream{conn: c, src: &c.client, dst: &c.server}
@@ -211,7 +211,7 @@ const (
 // gather has what comes next wait until lingering is over, where a stream flows: it has just moved much, and before
 // that. At the end of each message it forgets half, so that messages of less than half of what is sustained wait for
 // nothing. Otherwise the next bytes wake the loop at once. To be woken, and to acknowledge, for every few packets takes
-// more of the processors, the sender's too, than to carry what they bring. While fewer wait than are gathered
+// more of the processors, the sender's too, than to proxy what they bring. While fewer wait than are gathered
 // (SO_RCVLOWAT), the kernel acknowledges at once, on the processor that the sender's packets come in on
 // (net/ipv4/tcp_input.c, __tcp_ack_snd_check). Were it the loop's, the sender would go on there while it still sends
 // from its own, out of order.
@@ -231,7 +231,7 @@ func (s *stream) gather(moved int) {
 	unix.SetsockoptInt(s.src.fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, least)
 }
 
-// move carries bytes as long as both sockets let it. It reports whether the connection is still there.
+// move copies bytes as long as both sockets let it. It reports whether the connection is still there.
 func (c *conn) move(s *stream) bool {
 	if _, here := c.loop.conns[c]; !here || s.over {
 		return here

@@ -70,7 +70,7 @@ func (f *flow) touch(reply bool) {
 // rounds is how many batches of datagrams one socket may have before others have their turn.
 const rounds = 16
 
-// datagrams hands on what clients sent. UDP sockets are watched by level: what is left brings another event.
+// datagrams proxies what clients sent. UDP sockets are watched by level: what is left brings another event.
 func (li *listener) datagrams() {
 	p := li.loop.packets()
 	for range rounds {
@@ -101,7 +101,7 @@ func (l *loop) packets() *packets {
 	return l.batch
 }
 
-// pass hands a client's datagrams to its backend. What the backend's socket can't take is lost, as datagrams may be.
+// pass sends a client's datagrams to its backend. What the backend's socket can't take is lost, as datagrams may be.
 func (li *listener) pass(p *packets, first, last int, from netip.AddrPort) {
 	f := li.flows[from]
 	if f == nil {
@@ -205,7 +205,7 @@ func (f *flow) open() error {
 	return nil
 }
 
-// ready implements watcher: it hands answers to the client. A backend that refuses ends the flow, and the client is
+// ready implements watcher: it sends replies to the client. A backend that refuses ends the flow, and the client is
 // told.
 func (f *flow) ready(uint32) {
 	p := f.listener.loop.packets()

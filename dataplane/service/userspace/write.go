@@ -111,15 +111,15 @@ func (p *Plane) strays() ([]rule.Rule, error) {
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	carried := map[rule.Rule]bool{}
+	proxied := map[rule.Rule]bool{}
 	p.inLoops(len(rules) > 0, func(o *loop) {
 		for c := range o.conns {
 			if c.undetain != nil {
-				carried[c.rule()] = true
+				proxied[c.rule()] = true
 			}
 		}
 	})
-	return slices.DeleteFunc(rules, func(r rule.Rule) bool { return carried[r] }), nil
+	return slices.DeleteFunc(rules, func(r rule.Rule) bool { return proxied[r] }), nil
 }
 
 // putNode learns which sources are pods and which addresses take node ports.

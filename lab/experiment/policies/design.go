@@ -143,7 +143,7 @@ func (r *trial) method() []string {
 			"connects. The objects are decided by the resolver and written by an engine's own loop, with what cuts " +
 			"connections before it, as in the agent, but in the lab's process.",
 		"Changes are measured before there is any traffic, in namespaces of their own, on all processors. Objects are " +
-			"handed to the resolver; what a source takes to parse them is not in these times. They are absolute: they hold " +
+			"passed to the resolver; what a source takes to parse them is not in these times. They are absolute: they hold " +
 			"for this machine, and for how busy it is.",
 	}
 }

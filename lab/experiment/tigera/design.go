@@ -371,7 +371,7 @@ func (r *trial) method() []string {
 		fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and "+
 			"a far end, where the server answers at ten addresses. Direct means: to those addresses in turn, through a node "+
 			"without any rule and without conntrack. All arms stand at the same time. The server is %s. Client and server "+
-			"share one processor and have real-time priority; agents, also that of userspace, which carries every byte, are "+
+			"share one processor and have real-time priority; agents, also that of userspace, which copies every byte, are "+
 			"kept on the other processors.", r.server()),
 		fmt.Sprintf("Each arm connects to one Service with those ten endpoints, in the middle of all unless said otherwise. "+
 			"Where rules are a list, the middle is what one of all Services meets on average; first, last and none are "+

@@ -332,7 +332,7 @@ func (r *trial) countArm(ctx context.Context, p *testbed.Pair) (traced int, err 
 		if p.Services == 1 && (position == experiment.First || position == experiment.Last) {
 			continue
 		}
-		packet := carried(p, sent(to))
+		packet := redirected(p, sent(to))
 		n, err := set.Count(packet)
 		if err != nil {
 			return traced, err
@@ -359,7 +359,7 @@ func (r *trial) countArm(ctx context.Context, p *testbed.Pair) (traced int, err 
 		}
 		traced++
 	}
-	known := carried(p, sent(testbed.ServiceEntry(experiment.ServiceAt(experiment.Middle, p.Services))))
+	known := redirected(p, sent(testbed.ServiceEntry(experiment.ServiceAt(experiment.Middle, p.Services))))
 	known.Established, known.To = true, serverEntry
 	if p.Arm == experiment.ArmEBPF {
 		known.Dst, known.To = serverEntry, netip.AddrPort{}
@@ -387,7 +387,7 @@ func (r *trial) average(set experiment.Ruleset, p *testbed.Pair) (mean float64, 
 		if p.Arm != experiment.ArmEBPF {
 			to = testbed.ServiceEntry((2*i + 1) * p.Services / (2 * k))
 		}
-		n, err := set.Count(carried(p, sent(to)))
+		n, err := set.Count(redirected(p, sent(to)))
 		if err != nil {
 			return 0, err
 		}
@@ -396,10 +396,11 @@ func (r *trial) average(set experiment.Ruleset, p *testbed.Pair) (mean float64, 
 	return mean, nil
 }
 
-// carried returns a packet as the pair's rules meet it: IPVS sends what it carries as this host's output once more.
-func carried(p *testbed.Pair, packet rules.Packet) rules.Packet {
+// redirected returns a packet as the pair's rules meet it: IPVS sends what it redirects as this host's output once
+// more.
+func redirected(p *testbed.Pair, packet rules.Packet) rules.Packet {
 	if p.Arm == "ipvs" && packet.Dst != serverEntry {
-		packet.Path, packet.To = rules.Carried, serverEntry
+		packet.Path, packet.To = rules.Redirected, serverEntry
 	}
 	return packet
 }

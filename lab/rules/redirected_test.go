@@ -10,8 +10,8 @@ import (
 	"fairlead.dev/fairlead/kernel/netns"
 )
 
-// What IPVS carries passes OUTPUT until there, then all of it but NAT once more, under its new destination.
-func TestCarried(t *testing.T) {
+// What IPVS redirects passes OUTPUT until there, then all of it but NAT once more, under its new destination.
+func TestRedirected(t *testing.T) {
 	name := "fltest-" + strings.ToLower(rand.Text()[:6])
 	ns, err := netns.New(name)
 	must(t, err)
@@ -33,7 +33,7 @@ func TestCarried(t *testing.T) {
 			return err
 		}
 		p := first("10.96.0.1:80")
-		p.Path, p.To = Carried, netip.MustParseAddrPort("10.1.0.1:8080")
+		p.Path, p.To = Redirected, netip.MustParseAddrPort("10.1.0.1:8080")
 		for established, want := range map[bool]int{false: 1 + 1 + 2 + 2 + 1, true: 1 + 2 + 2 + 1} {
 			p.Established = established
 			c, err := Static(set, p)

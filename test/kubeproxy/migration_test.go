@@ -30,18 +30,18 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// TestHandover has Fairlead take a node over from a real kube-proxy and hand it back, under traffic in an open loop:
+// TestMigration migrates a node from a real kube-proxy and back, under traffic in an open loop:
 // one new connection every other millisecond, whatever became of those before. None may fail, and a connection that was
 // made through kube-proxy lives through both.
-func TestHandover(t *testing.T) {
+func TestMigration(t *testing.T) {
 	for _, w := range modes {
 		for _, ours := range []string{"nftables", "ebpf"} {
-			t.Run(w.name+"/"+ours, func(t *testing.T) { handOver(t, w.mode, w.variant, ours) })
+			t.Run(w.name+"/"+ours, func(t *testing.T) { migrate(t, w.mode, w.variant, ours) })
 		}
 	}
 }
 
-func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours string) {
+func migrate(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours string) {
 	ns, ctx := space(t), patience(t, 3*time.Minute)
 	p := probe(t, ns)
 	say, more := echo(t, ns)
@@ -89,7 +89,7 @@ func handOver(t *testing.T, mode kubeproxy.Mode, variant kubeproxy.Variant, ours
 	check(t, clean.cmd.Wait())
 	clean.says(ctx, "nothing of Fairlead's is left")
 	if left := rules(t, ns, kubeproxy.Found); strings.Contains(left, "fairlead") {
-		t.Errorf("after it was handed back there is:\n%s", left)
+		t.Errorf("after the migration back there is:\n%s", left)
 	}
 	_, err = p.Move(ctx, n.Apply)
 	check(t, err)

@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// handIPTables is what no data plane here writes: all tables, sets, jumps, gotos and returns of every kind.
-const handIPTables = `*raw
+// writtenIPTables is what no data plane here writes: all tables, sets, jumps, gotos and returns of every kind.
+const writtenIPTables = `*raw
 :PREROUTING ACCEPT [0:0]
 :OUTPUT ACCEPT [0:0]
 -A PREROUTING -p udp -j ACCEPT
@@ -66,7 +66,7 @@ COMMIT
 COMMIT
 `
 
-const handSets = `create servers hash:ip family inet
+const writtenSets = `create servers hash:ip family inet
 add servers 10.200.0.3
 add servers 10.200.0.4
 create wide hash:net,port family inet
@@ -74,8 +74,8 @@ add wide 10.200.0.4/31,tcp:8080
 add wide 10.0.0.0/8,udp:8080
 `
 
-// handNFTables has chains of two families at several priorities, ranges, and maps of every kind.
-const handNFTables = `
+// writtenNFTables has chains of two families at several priorities, ranges, and maps of every kind.
+const writtenNFTables = `
 table ip hand {
 	set wide { type ipv4_addr; flags interval; elements = { 10.0.0.0/16, 10.200.0.4-10.200.0.9, 192.168.0.0/16 }; }
 	set both { type ipv4_addr . inet_service; flags interval; elements = { 10.200.0.0/30 . 8000-9000, 10.200.0.4/31 . 8080 }; }
@@ -94,8 +94,8 @@ table inet hand {
 }
 `
 
-// TestByHand compares the walk with the kernel for rules written by hand.
-func TestByHand(t *testing.T) {
+// TestWrittenRules compares the walk with the kernel for rules that no program made.
+func TestWrittenRules(t *testing.T) {
 	load := func(text string, command ...string) error {
 		cmd := exec.Command(command[0], command[1:]...)
 		cmd.Stdin = strings.NewReader(text)
@@ -106,9 +106,9 @@ func TestByHand(t *testing.T) {
 	}
 	iptables := func(variant string) func(context.Context, []model.ServicePart) (func() error, error) {
 		return func(context.Context, []model.ServicePart) (func() error, error) {
-			err := load(handSets, "ipset", "restore")
+			err := load(writtenSets, "ipset", "restore")
 			if err == nil {
-				err = load(handIPTables, "iptables-"+variant+"-restore")
+				err = load(writtenIPTables, "iptables-"+variant+"-restore")
 			}
 			return func() error { return nil }, err
 		}
@@ -117,7 +117,7 @@ func TestByHand(t *testing.T) {
 		{"iptables legacy", Legacy, iptables("legacy"), readIPTables("legacy"), nil},
 		{"iptables nft", NFT, iptables("nft"), readIPTables("nft"), nil},
 		{"nft", NFT, func(context.Context, []model.ServicePart) (func() error, error) {
-			return func() error { return nil }, load(handNFTables, "nft", "-f", "-")
+			return func() error { return nil }, load(writtenNFTables, "nft", "-f", "-")
 		}, readNFTables, nil},
 	} {
 		t.Run(s.name, func(t *testing.T) {
