@@ -1,4 +1,5 @@
-// Package fairlead_test holds the laws of the house: who may import whom, and that every package says what it is.
+// Package fairlead_test holds the laws of the house: which package may import which, and that every package says what
+// it is.
 package fairlead_test
 
 import (

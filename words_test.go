@@ -71,6 +71,19 @@ func TestNamesAreTheFieldsWords(t *testing.T) {
 // vague are verbs that say less than "returns", "reports whether" and the like.
 var vague = regexp.MustCompile(`^[A-Za-z_]\w*(\.\w+)? (gives|says|tells|asks|notes) `)
 
+// persons are words for people, where programs and packets act.
+var persons = regexp.MustCompile(`(?i)\b(nobody|somebody|whom)\b`)
+
+func TestCommentsNameWhatActs(t *testing.T) {
+	for _, f := range sourceFiles(t) {
+		for _, c := range f.tree.Comments {
+			if word := persons.FindString(c.Text()); word != "" {
+				t.Errorf("%s: %q: name the program, the host or the packet", f.set.Position(c.Pos()), word)
+			}
+		}
+	}
+}
+
 func TestGodocSaysWhatIsReturned(t *testing.T) {
 	for _, f := range sourceFiles(t) {
 		for _, c := range f.tree.Comments {

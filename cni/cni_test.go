@@ -345,7 +345,7 @@ func received(t *testing.T, line []byte) {
 	}()
 	r, file, err := Receive(ends[1])
 	if file != nil {
-		t.Error("a file came that nobody sent")
+		t.Error("a file came that was not sent")
 	}
 	if err != nil {
 		if e := (*Error)(nil); !errors.As(err, &e) {

@@ -416,7 +416,7 @@ func (p probe) passed(ctx context.Context) string {
 	defer stop()
 	if !replies {
 		if a, err := p.request(ctx, dropTimeout); err == nil {
-			return describe(a, err) + ", though nobody has the address"
+			return describe(a, err) + ", though no host has the address"
 		}
 		return ""
 	}
@@ -482,7 +482,7 @@ func describe(a echo.Reply, err error) string {
 	return fmt.Sprintf("%s answers, at %s", a.Pod, a.Server)
 }
 
-// stand has whoever has an address answer there: a host of the cast, or, for an address of nobody's, the one outside,
+// stand has whoever has an address answer there: a host of the cast, or, for an address of no host, the one outside,
 // where such packets go. It reports whether it is answered: not where the one outside asks for an address of
 // no host.
 func (w *testbed) stand(c client, at netip.AddrPort, proto model.Protocol) (replies bool, stop func(), err error) {

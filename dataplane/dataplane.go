@@ -63,8 +63,8 @@ func (r *Refused[K]) Error() string {
 
 // Watcher is a Plane that learns when others write into its slice.
 type Watcher interface {
-	// Watch sends whenever somebody else may have changed the plane's slice, until ctx ends; then it closes the channel.
-	// The plane's own writes don't count. It sends at once if somebody else may have since the last Read.
+	// Watch sends whenever another program may have changed the plane's slice, until ctx ends; then it closes the channel.
+	// The plane's own writes don't count. It sends at once if one may have since the last Read.
 	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 

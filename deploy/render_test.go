@@ -34,7 +34,7 @@ var update = flag.Bool("update", false, "write ./manifests anew")
 
 const manifests = "manifests/fairlead.yaml"
 
-// placeholder stands in ./manifests for the API server, which nobody but the reader knows.
+// placeholder stands in ./manifests for the API server, which the reader alone knows.
 const placeholder = "api-server.invalid"
 
 // rendered is a chart's objects, decoded strictly.

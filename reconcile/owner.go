@@ -18,8 +18,8 @@ type unit struct {
 	label string
 }
 
-// nobody is the unit of facts that no part rendered.
-var nobody = unit{label: NoOwner}
+// unowned is the unit of facts that no part rendered.
+var unowned = unit{label: NoOwner}
 
 // unitOf returns the unit of a part.
 func (l *Loop[T, K, V]) unitOf(p T) unit {
@@ -32,7 +32,7 @@ func (l *Loop[T, K, V]) unitOf(p T) unit {
 
 // find sets the owners and the wave of every job. It renders the parts of the owners that only
 // names (nil: all) and every part that is going, so it is for times of trouble. A job that is only other owners' has
-// none then; one whose held value has no known origin has Nobody besides.
+// none then; one whose held value has no known origin has NoOwner besides.
 func (l *Loop[T, K, V]) find(only func(model.Owner) bool) {
 	over := l.changesOver()
 	for _, j := range l.table.todo {
@@ -52,7 +52,7 @@ func (l *Loop[T, K, V]) find(only func(model.Owner) bool) {
 			j.wave = 0
 		}
 		if j.held && !j.origin {
-			j.owners = append(j.owners, nobody)
+			j.owners = append(j.owners, unowned)
 		}
 	}
 }
@@ -76,12 +76,12 @@ func (l *Loop[T, K, V]) sign(p T, o unit, wave int) {
 	}
 }
 
-// named returns owners without nobody where there is another.
+// named returns owners without unowned where there is another.
 func named(owners []unit) []unit {
 	if len(owners) < 2 {
 		return owners
 	}
-	return slices.DeleteFunc(slices.Clone(owners), func(o unit) bool { return o == nobody })
+	return slices.DeleteFunc(slices.Clone(owners), func(o unit) bool { return o == unowned })
 }
 
 // forget drops the parts that went, save those whose owners have held facts that could not go or change. Such a fact
@@ -143,7 +143,7 @@ func pass[K dataplane.Key, V comparable](jobs, stuck []*job[K, V]) []*job[K, V] 
 
 func (b *barrier[K, V]) add(j *job[K, V]) {
 	for _, o := range j.owners {
-		if r, ok := b.floor[o]; j.puts() && o != nobody && (!ok || j.rank < r) {
+		if r, ok := b.floor[o]; j.puts() && o != unowned && (!ok || j.rank < r) {
 			b.floor[o] = j.rank
 		}
 		if r, ok := b.ceil[o]; j.dels() && (!ok || j.rank > r) {
@@ -158,5 +158,5 @@ func (b *barrier[K, V]) stops(j *job[K, V]) bool {
 		return slices.ContainsFunc(j.owners, func(o unit) bool { r, ok := b.floor[o]; return ok && j.rank > r })
 	}
 	below := func(o unit) bool { r, ok := b.ceil[o]; return ok && j.rank < r }
-	return below(nobody) || slices.ContainsFunc(j.owners, below) || slices.Contains(j.owners, nobody) && j.rank < b.top
+	return below(unowned) || slices.ContainsFunc(j.owners, below) || slices.Contains(j.owners, unowned) && j.rank < b.top
 }

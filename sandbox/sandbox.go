@@ -70,7 +70,7 @@ type Cluster struct {
 	made   uint32 // counts interfaces, for names and link-layer addresses
 	gone   bool   // Down is done
 
-	cgroups []string // all that were made: one stays while somebody is in there
+	cgroups []string // all that were made: one stays while a process is in there
 }
 
 var goodName = regexp.MustCompile(`^[a-z][a-z0-9]{0,31}$`)

@@ -155,7 +155,7 @@ func TestRefusedAndDropped(t *testing.T) {
 				})
 				cancel()
 				if !errors.Is(err, echo.Timeout) {
-					t.Errorf("from %s to %s, which nobody has: %v", from.Name, to, err)
+					t.Errorf("from %s to %s, which no pod has: %v", from.Name, to, err)
 				}
 			}
 		}

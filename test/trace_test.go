@@ -14,7 +14,7 @@ import (
 func TestTrace(t *testing.T) {
 	name, dir := box(t, "--mode", "ebpf")
 	args := onNode(name, "b", dir, "trace")
-	out, err := try(fairlead, "trace", "--source", dir, "--node", "b") // in this namespace nobody serves
+	out, err := try(fairlead, "trace", "--source", dir, "--node", "b") // in this namespace no agent serves
 	if err == nil {
 		t.Errorf("a node without hooks was traced:\n%s", out)
 	}

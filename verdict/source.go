@@ -28,7 +28,7 @@ const (
 	InsideSource = "inside_source" // of a pod, or of what is behind the tunnel, by another device
 	PodOverlay   = "pod_overlay"   // from a pod to a tunnel's end
 	TunnelPeer   = "tunnel_peer"   // for a tunnel, not from another node's end to this one's
-	TunnelSource = "tunnel_source" // of what such a packet carries: of nobody behind that end
+	TunnelSource = "tunnel_source" // of what such a packet carries: of nothing behind that end
 )
 
 // Admit returns why a node drops a packet for where it comes from, "": it doesn't. What an overlay packet carries is

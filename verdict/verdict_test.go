@@ -145,7 +145,7 @@ func TestOf(t *testing.T) {
 		{"192.0.2.1:1", "10.96.0.2:80", model.TCP, "drop"},
 		{"10.0.0.77:1", "198.51.100.1:80", model.TCP, "forward 10.244.0.1 10.244.1.1"},
 		{"10.0.1.77:1", "198.51.100.1:80", model.TCP, "drop"},
-		{"10.0.0.77:1", "198.51.100.2:80", model.TCP, "drop"}, // an empty list lets nobody in
+		{"10.0.0.77:1", "198.51.100.2:80", model.TCP, "drop"}, // an empty list allows no source
 		{"192.0.2.1:1", "10.0.0.1:30080", model.TCP, "forward 10.244.0.1"},
 		{"10.244.1.9:1", "10.0.0.1:30080", model.TCP, "forward 10.244.0.1 10.244.1.1"},
 		{"10.0.0.1:1", "10.0.0.1:30080", model.TCP, "forward ~10.244.0.1 ~10.244.1.1"},

@@ -68,7 +68,7 @@ func eachVariant(do func(*iptables.Conn) error) error {
 	for _, v := range []iptables.Variant{iptables.Legacy, iptables.NFT} {
 		c, err := iptables.Open(v, "KUBE-")
 		if err != nil {
-			continue // not installed, or not in this kernel: nobody's rules can be there
+			continue // not installed, or not in this kernel: no rules can be there
 		}
 		err = do(c)
 		c.Close()

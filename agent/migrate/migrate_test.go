@@ -71,6 +71,6 @@ func TestChainsInUseArePreserved(t *testing.T) {
 		}
 	}
 	if !strings.Contains(is, "-X KUBE-SERVICES") {
-		t.Errorf("what nobody else uses stays:\n%s", is)
+		t.Errorf("what nothing else uses stays:\n%s", is)
 	}
 }

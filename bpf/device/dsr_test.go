@@ -146,7 +146,7 @@ func TestOnlyEntriesAreAnswered(t *testing.T) {
 	}{
 		"its own":                {on, service.Frontend{Dsr: outside}, service.Local, at(entries, 80), true},
 		"a node port":            {on, service.Frontend{Dsr: outside}, service.Local, at(a, 30080), true},
-		"a node port of nobody":  {on, service.Frontend{Dsr: outside}, service.Local, at(strange, 30080), false},
+		"a foreign node port":    {on, service.Frontend{Dsr: outside}, service.Local, at(strange, 30080), false},
 		"a node port of all":     {on, service.Frontend{Dsr: outside}, service.Local, at(none, 30080), false},
 		"no entry":               {on, service.Frontend{Dsr: outside}, service.Local, at(entries, 82), false},
 		"another's":              {on, service.Frontend{Dsr: outside}, service.Local, at(entries, 81), false},
@@ -383,7 +383,7 @@ func TestDirectFlowsEnd(t *testing.T) {
 		arrive(dsrOption(entry))
 		from("asked by way of the entry", syn|ack, entry)
 		arrive(nil)
-		from("meanwhile somebody sends a SYN to the backend itself", ack, entry)
+		from("meanwhile a SYN to the backend itself", ack, entry)
 		from("at the end", fin|ack, entry)
 		from("behind the end", ack, entry)
 		arrive(nil)

@@ -33,7 +33,7 @@ func flowsRecord() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "record --for 10m --out FILE",
 		Short: "Record the connections of this node's pods to a file",
-		Long: `Record the connections of this node's pods to a file: who opened how many to whom, on which port. Those that
+		Long: `Record the connections of this node's pods to a file: which pod opened how many to which, on which port. Those that
 are open already count too; those that this node's policies deny don't. Run it on each node at the same time.
 
 Where the policy engine ebpf evaluates a policy, its program counts new connections, those that policies deny on

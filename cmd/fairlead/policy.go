@@ -28,10 +28,10 @@ import (
 func policyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
-		Short: "Test network policies, see who may talk to whom, convert older kinds",
-		Long: `Test network policies against expectations, and see who may talk to whom: from a folder of manifests or a
-cluster's objects alone. Nothing here reads or writes a kernel, and no rights on a node are needed. In manifests the
-pod templates of workloads stand for their pods, so that a Git repository or a chart's output will do.
+		Short: "Test network policies, see which workloads may talk to which, convert older kinds",
+		Long: `Test network policies against expectations, and see which workloads may talk to which: from a folder of
+manifests or a cluster's objects alone. Nothing here reads or writes a kernel, and no rights on a node are needed. In
+manifests the pod templates of workloads stand for their pods, so that a Git repository or a chart's output will do.
 
 What a change of policies would newly allow or deny: fairlead plan --source NEW --against OLD.
 Why one connection is allowed or denied, checked against a node's kernel: fairlead explain.`,

@@ -31,8 +31,8 @@ const program = "/usr/bin/fairlead"
 // plugin is where the CNI plugin is in the image.
 const plugin = "/usr/bin/fairlead-cni"
 
-// nobody is the image's user: who gives an agent rights says so. The chart does.
-const nobody = "65532:65532"
+// unprivileged is the image's user: what gives an agent rights says so. The chart does.
+const unprivileged = "65532:65532"
 
 // Options say what an image is made of.
 type Options struct {
@@ -110,7 +110,7 @@ func one(ctx context.Context, o Options, p v1.Platform) (v1.Image, error) {
 	}
 	f = f.DeepCopy()
 	f.OS, f.Architecture = p.OS, p.Architecture
-	f.Config.Entrypoint, f.Config.Cmd, f.Config.User, f.Config.WorkingDir = []string{program}, nil, nobody, "/"
+	f.Config.Entrypoint, f.Config.Cmd, f.Config.User, f.Config.WorkingDir = []string{program}, nil, unprivileged, "/"
 	if o.Tools && len(f.Config.Env) == 0 {
 		f.Config.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	}

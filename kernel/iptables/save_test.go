@@ -249,7 +249,7 @@ func TestWatchReportsForeignChangesOnly(t *testing.T) {
 				t.Errorf("%s: %+v, %v", v, tables, err)
 			}
 			if tables, err := c.Save(t.Context(), IPv4, "raw"); err != nil || len(tables["raw"].Rules) > 0 {
-				t.Errorf("%s: a table that nobody used: %+v, %v", v, tables["raw"], err)
+				t.Errorf("%s: a table that no program used: %+v, %v", v, tables["raw"], err)
 			}
 			select {
 			case <-changes:

@@ -163,7 +163,7 @@ func TestNotificationsOfOthersChanges(t *testing.T) {
 	check(t, apply(s, func(b *netlink.Batch) { rule.Put(b, rule.Rule{Owner: owner, Priority: 50, Table: 7}) }))
 	quiet("a change of its own")
 	run("ip route add 10.8.0.0/16 dev lo")
-	quiet("a route of the main table that nobody asks for")
+	quiet("a route of the main table that is not listed")
 	main.Store(true)
 	for _, command := range []string{"ip rule del pref 50", "ip route add 10.9.0.0/16 dev lo table 7 proto 0xee",
 		"ip addr add 10.9.9.9/32 dev lo", "ip route add 10.8.7.0/24 dev lo", "ip route del 10.8.7.0/24 dev lo",

@@ -354,7 +354,7 @@ func TestProbe(t *testing.T) {
 	}
 	broken := errors.New("broken")
 	if _, err := p.Move(ctx, func(source.Object) error { return broken }); !errors.Is(err, broken) {
-		t.Errorf("nobody was told: %v", err)
+		t.Errorf("nothing was notified: %v", err)
 	}
 }
 

@@ -20,7 +20,7 @@ type CPU struct {
 	Server  time.Duration `json:"server"`  // the servers
 	Agent   time.Duration `json:"agent"`   // the agents
 	Softirq time.Duration `json:"softirq"` // network and other deferred work, on the pinned processors if there are any
-	Steal   time.Duration `json:"steal"`   // time that the hypervisor gave to somebody else
+	Steal   time.Duration `json:"steal"`   // time that the hypervisor gave to other guests
 	Others  time.Duration `json:"others"`  // busy time that was not this process
 }
 

@@ -56,7 +56,7 @@ func TestClientRecordsTimes(t *testing.T) {
 	if slices.IsSorted(s.Times) {
 		t.Error("times are not in the order in which they came")
 	}
-	c.Sources = []netip.Addr{netip.MustParseAddr("192.0.2.1")} // nobody's
+	c.Sources = []netip.Addr{netip.MustParseAddr("192.0.2.1")} // of no host
 	if s, err := c.Run(t.Context(), CRR, 20*time.Millisecond); err != nil || s.Ops > 0 || s.Failed() == 0 {
 		t.Errorf("from an address that is not ours: %d done, %v, %v", s.Ops, s.Errors, err)
 	}

@@ -31,9 +31,9 @@ type Thread struct {
 	Enter func(func() error) error
 	// CPUs to be pinned to, usually one; none leaves the thread free.
 	CPUs []int
-	// Realtime threads (SCHED_FIFO, sched(7)) are interrupted by no other, neither by each other: who runs when is
-	// decided by who waits for whom alone. Else whether waking the server interrupts the client makes connect() cost half
-	// as much again, or not, for seconds at a time.
+	// Realtime threads (SCHED_FIFO, sched(7)) are interrupted by no other, neither by each other: which runs when is
+	// decided by which waits for which alone. Else whether waking the server interrupts the client makes connect() cost
+	// half as much again, or not, for seconds at a time.
 	Realtime bool
 }
 

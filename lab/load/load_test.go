@@ -351,7 +351,7 @@ func TestOpenLoop(t *testing.T) {
 	}
 }
 
-// A server that answers nobody before it has 50 connections: a closed loop would wait for ever on its first. The open
+// A server that answers none before it has 50 connections: a closed loop would wait for ever on its first. The open
 // loop's first connections must have waited for the other starts, and their times must count from their intended
 // starts.
 func TestOpenLoopCountsFromTheIntendedStart(t *testing.T) {
@@ -395,7 +395,7 @@ func TestOpenLoopCountsFromTheIntendedStart(t *testing.T) {
 	if s.Ops != n {
 		t.Fatalf("%d of %d answered: %v", s.Ops, n, s.Errors)
 	}
-	for _, e := range tr.Slowest { // nobody was answered before the last one's start
+	for _, e := range tr.Slowest { // none was answered before the last one's start
 		if e.At+e.Elapsed < (n-1)*time.Second/rate {
 			t.Errorf("intended at %v, answered %v later: before %v", e.At, e.Elapsed, (n-1)*time.Second/rate)
 		}

@@ -77,7 +77,7 @@ func TestDeviceAdmitsWhatRoutesLeadTo(t *testing.T) {
 	pod.Links, pod.Behind = ranges("10.0.1.0/30"), ranges("203.0.113.0/24", "10.0.1.0/31")
 	s.SetDevices([]Device{pod})
 	s.wantDevices("pod1 of tenant/pod: 10.0.1.0/30 203.0.113.0/24 fd00:1::1/128")
-	s.SetDevices([]Device{own("pod1", "10.0.1.1"), own("pod2", "10.0.1.1", "10.0.1.2")}) // nobody knows pod2's pod
+	s.SetDevices([]Device{own("pod1", "10.0.1.1"), own("pod2", "10.0.1.1", "10.0.1.2")}) // pod2's pod is not known
 	s.wantDevices("pod2 of : 10.0.1.1/32 10.0.1.2/32")
 	s.SetDevices(nil)
 	s.wantDevices()

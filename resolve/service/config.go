@@ -45,7 +45,7 @@ type Guard struct {
 	ExternalIPs ExternalIPs // which of spec.externalIPs are served; "": SafeExternalIPs
 	// the API server's, beside the endpoints of Service default/kubernetes: no external address captures them
 	APIServers  []netip.AddrPort
-	OverlayPort uint16 // UDP, of the pod network's overlay at each Node: nobody's; 0: none
+	OverlayPort uint16 // UDP, of the pod network's overlay at each Node: no endpoint may have it; 0: none
 }
 
 // Objects is which of the cluster's objects there are and count.

@@ -150,7 +150,7 @@ func TestDirectServerReturn(t *testing.T) {
 		{name: "on", endpoints: []discoveryv1.Endpoint{on1, on2, nowhere}, fromInternal: "none", beyond: "external",
 			remote: "10.0.0.2"},
 		{name: "off", off: true, endpoints: []discoveryv1.Endpoint{on1, on2}, fromInternal: "none", beyond: "none"},
-		{name: "policy Local: nobody is hidden", edits: []edit{external("Local")},
+		{name: "policy Local: no client is masqueraded", edits: []edit{external("Local")},
 			endpoints: []discoveryv1.Endpoint{on1, on2}, fromInternal: "none", beyond: "none", remote: "10.0.0.2"},
 		{name: "near endpoints", edits: []edit{distribute("PreferClose")}, endpoints: []discoveryv1.Endpoint{on1, on2},
 			fromInternal: "none", beyond: "none", remote: "10.0.0.2"},
@@ -257,7 +257,7 @@ func TestSources(t *testing.T) {
 			lines("203.0.113.0/24"), nil, open},
 		{"unreadable among others", sources("203.0.113.0/24", "all"), lines("203.0.113.0/24"), noOrigins,
 			lines(field + "[1] InvalidRange")},
-		{"unreadable alone lets nobody in", sources("203.0.113.0/33"), noOrigins, noOrigins,
+		{"unreadable alone allows no source", sources("203.0.113.0/33"), noOrigins, noOrigins,
 			lines(field + "[0] InvalidRange")},
 		{"IPv4-mapped", sources("::ffff:203.0.113.0/120"), lines("203.0.113.0/24"), nil, open},
 		{"half IPv4-mapped", sources("::ffff:0.0.0.0/90"), noOrigins, noOrigins, lines(field + "[0] InvalidRange")},
@@ -268,7 +268,7 @@ func TestSources(t *testing.T) {
 		{"of both families", sources("172.18.0.0/16", "fd18::/64"), lines("172.18.0.0/16", "192.0.2.1/32"),
 			lines("2001:db8::1/128", "fd18::/64"), nil},
 		{"everybody", sources("0.0.0.0/0"), lines("0.0.0.0/0"), nil, nil},
-		{"the annotation restricts nobody", annotated("203.0.113.0/24"), nil, nil, nil},
+		{"the annotation restricts no source", annotated("203.0.113.0/24"), nil, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := resolved(n1, node(internalIPs("172.18.0.2", "fd18::2")),

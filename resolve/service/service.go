@@ -230,7 +230,7 @@ func (r *reading) readSources() {
 	for i, s := range list {
 		p, err := parsePrefix(strings.TrimSpace(s))
 		if err != nil {
-			r.flawed(fmt.Sprintf("%s[%d]", field, i), err, "it lets nobody in; correct it")
+			r.flawed(fmt.Sprintf("%s[%d]", field, i), err, "it allows no source; correct it")
 			r.out.restricted = families{true, true}
 			continue
 		}

@@ -28,8 +28,8 @@ type Event struct {
 // EventsFD is the file descriptor that Start gives the daemon for its events.
 const EventsFD = 3
 
-// Events returns a function that writes events to a file descriptor, for the daemon's side, up to the last. Nobody
-// reading is no error.
+// Events returns a function that writes events to a file descriptor, for the daemon's side, up to the last. That
+// none is read is no error.
 func Events(fd int) func(Event) {
 	syscall.CloseOnExec(fd)
 	f := os.NewFile(uintptr(fd), "events")

@@ -1,4 +1,4 @@
-// Package echo answers packets with who got them and from whom, and asks for such answers.
+// Package echo answers packets with the pod that got them and their source, and asks for such answers.
 //
 // A server stands for a pod: on each of its ports it says the pod's name and the client address that it saw. TCP (and
 // SCTP where the kernel has SCTP sockets) answers line by line, and speaks HTTP/1.1 to clients that do; UDP answers

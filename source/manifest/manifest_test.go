@@ -78,7 +78,7 @@ func TestStdin(t *testing.T) {
 	defer r.Close()
 	ctx, cancel = context.WithCancel(context.Background())
 	cancel()
-	must(t, (&Source{Stdin, r}).Run(ctx, nil)) // returns though nobody ends the stream
+	must(t, (&Source{Stdin, r}).Run(ctx, nil)) // returns though the stream does not end
 }
 
 func TestPipe(t *testing.T) {

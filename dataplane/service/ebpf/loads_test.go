@@ -130,7 +130,7 @@ func TestEverySocketCountsOnce(t *testing.T) {
 		for i, to := range []string{"10.96.0.1", "10.96.0.1", "10.96.0.2", "10.96.0.1"} {
 			a := addrPort(to + ":80")
 			if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: 80}); err != unix.ECONNREFUSED {
-				t.Fatalf("connect to nobody: %v", err)
+				t.Fatalf("connect without a listener: %v", err)
 			}
 			expectOpen(t, p, v, fmt.Sprintf("connect %d, to %s", i, to), map[string]uint64{"10.96.0.1": 1}[to])
 		}

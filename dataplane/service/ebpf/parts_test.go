@@ -127,7 +127,7 @@ func drawPool(t *rapid.T) *model.Pool {
 	return p
 }
 
-// The short way is for those alone of whom nothing else has to be known.
+// The fast path at connect() is for frontends without any other feature.
 func TestConnectFast(t *testing.T) {
 	two := []model.Backend{
 		{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3},
@@ -311,7 +311,7 @@ func TestDirectFacts(t *testing.T) {
 	g := f
 	g.DSR = model.OriginsOf(model.FromExternal)
 	if frontendValue(&f, 0) == frontendValue(&g, 0) {
-		t.Error("whom backends' nodes answer is not told")
+		t.Error("which clients backends' nodes answer is not written")
 	}
 	a := netip.MustParseAddr
 	n := &model.ServiceNode{

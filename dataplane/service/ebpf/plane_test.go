@@ -823,7 +823,7 @@ func TestMultipathTCP(t *testing.T) {
 		}
 		// Its inner sockets are the kernel's, which doesn't say when they are closed.
 		if names := namesOf(t, p); slices.ContainsFunc(names, func(n service.PeerName) bool { return n.Queried != 0 }) {
-			t.Error("a place is kept that nobody will give back")
+			t.Error("an index is allocated that is never freed")
 		}
 	}, endpoints...)
 }

@@ -85,7 +85,7 @@ func TestWhatIsAlteredIsSeen(t *testing.T) {
 					}
 					tried++
 					if table.Rules[chain] = change; same() {
-						t.Errorf("family %d: a rule of chain %s of table %s is %s, and nobody sees it:\n%s", family, chain, name, what,
+						t.Errorf("family %d: a rule of chain %s of table %s is %s, and no read finds it:\n%s", family, chain, name, what,
 							strings.Join(change, "\n"))
 					}
 				}
@@ -96,7 +96,7 @@ func TestWhatIsAlteredIsSeen(t *testing.T) {
 		for _, chain := range []string{Prefix + "FFF", Prefix + "0123456789abcdef", Prefix + "0123456789abcdef001"} {
 			nat.Chains = append(nat.Chains, chain)
 			if nat.Rules[chain] = nil; same() {
-				t.Errorf("family %d: a chain %s more, and nobody sees it", family, chain)
+				t.Errorf("family %d: a chain %s more, and no read finds it", family, chain)
 			}
 			nat.Chains = nat.Chains[:len(nat.Chains)-1]
 			delete(nat.Rules, chain)

@@ -68,7 +68,7 @@
 //     addresses; a change costs its facts, and what is written is never listed but by Read.
 //   - kubernetes#72236 (this host's sockets answer at Services' addresses): only ports with a frontend are delivered
 //     here.
-//   - kubernetes#133536 (nobody mends it): the conformance suite runs against this plane, in a second kernel.
+//   - kubernetes#133536 (not fixed upstream): the conformance suite runs against this plane, in a second kernel.
 //   - connections silent for 15 minutes were cut: the timeout of TCP is a fact, a day.
 //
 // IPVS hashes services by mark into 256 lists (ip_vs_ctl.c): at 10,000 Services a new connection walks some 20 entries

@@ -137,7 +137,7 @@ var timeouts = map[string]func(*ipvs.Timeouts) *time.Duration{
 	"timeoutUDP": func(t *ipvs.Timeouts) *time.Duration { return &t.UDP },
 }
 
-// New opens the plane of the calling thread's network namespace, with options as they are when nobody says.
+// New opens the plane of the calling thread's network namespace, with the default options.
 func New() (*Plane, error) { return Open(Options{}) }
 
 // Open is New, with options.
@@ -191,7 +191,7 @@ func (p *Plane) Close() error {
 	return errors.Join(errs...)
 }
 
-// Watch implements dataplane.Watcher, for the table: IPVS itself tells nobody.
+// Watch implements dataplane.Watcher, for the table: IPVS itself notifies of nothing.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return declared.Watch(ctx, p.nft)
 }

@@ -233,7 +233,7 @@ func TestNumbering(t *testing.T) {
 			}
 			n.drop(id)
 			if n.of(id) != claimed || n.of(n.id(m)) != m {
-				t.Fatalf("mark %#x of nobody is %#x as pool, which has mark %#x", m, n.id(m), n.of(n.id(m)))
+				t.Fatalf("mark %#x of no pool is %#x as pool, which has mark %#x", m, n.id(m), n.of(n.id(m)))
 			}
 		}
 	})

@@ -25,7 +25,7 @@ const Veth = model.ProxyDevice
 // netnsDevice is the name of the netns's end.
 const netnsDevice = "eth0"
 
-// What marks routes and rules as ours. Rules for connections that outlive their frontend are nobody's facts.
+// What marks routes and rules as ours. Rules for connections that outlive their frontend are no part's facts.
 const (
 	Owner         = 0xf1
 	ownerDetained = 0xf2

@@ -253,7 +253,7 @@ func TestBytesArriveWhateverWaits(t *testing.T) {
 	f, p := serves(model.TCP, 80, 8080)
 	s.check(s.apply(p, f))
 	client, server := s.pair(l)
-	// The server does not read: the client is held up, since nobody on the way keeps more than a little.
+	// The server does not read: the client is held up, since no buffer on the path holds more than a little.
 	sent := int64(0)
 	block := bytes.Repeat([]byte("0123456789abcdef"), 4096)
 	client.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
@@ -654,7 +654,7 @@ func TestKernelReturnsWhatIsWritten(t *testing.T) {
 	defer c.Close()
 	s.check(shut(c))
 	if err := s.plane.Write(t.Context(), s.held, nil); err != nil {
-		t.Errorf("somebody removes the way into the netns, and it can't be made again: %v", err)
+		t.Errorf("another program removes the route into the netns, and it can't be made again: %v", err)
 	}
 	s.holds(s.held)
 	s.check(s.plane.Clean(t.Context()))
@@ -707,7 +707,7 @@ func TestOtherAddressesOfTheNodeAreServed(t *testing.T) {
 	select {
 	case <-signals:
 	case <-time.After(patience):
-		t.Fatal("an address has come, and nobody is told")
+		t.Fatal("an address has come, and no notification")
 	}
 	s.check(s.plane.Write(t.Context(), s.held, nil))
 	client, server := s.pair(l)

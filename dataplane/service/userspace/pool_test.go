@@ -34,7 +34,7 @@ func randomClient(r *rand.Rand) netip.AddrPort {
 
 var vip = netip.MustParseAddr("10.96.0.1")
 
-// shares counts whom n clients get; those who come for a scheduler that counts connections keep them open.
+// shares counts which backends n clients get; those who come for a scheduler that counts connections keep them open.
 func shares(p *pool, n int, seed uint64) map[netip.AddrPort]int {
 	r, count := rand.New(rand.NewPCG(seed, 1)), map[netip.AddrPort]int{}
 	for range n {
@@ -179,6 +179,6 @@ func TestAffinity(t *testing.T) {
 			now.Add(time.Duration(i)*time.Second))
 	}
 	if len(p.clients) > 2100 {
-		t.Errorf("%d clients are remembered, of whom 60 have affinity still", len(p.clients))
+		t.Errorf("%d clients are recorded, of which 60 have affinity still", len(p.clients))
 	}
 }

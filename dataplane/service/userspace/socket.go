@@ -192,7 +192,7 @@ func (p *packets) from(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(name.Addr), port)
 }
 
-// address sets whom the datagrams before last are sent to.
+// address sets the destination of the datagrams before last.
 func (p *packets) address(to *unix.RawSockaddrInet6, last int) {
 	for i := range last {
 		p.headers[i].header.Name, p.headers[i].header.Namelen = nil, 0

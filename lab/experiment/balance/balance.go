@@ -268,7 +268,7 @@ func (r *trial) Design() result.Design {
 	return result.Design{
 		ID: "balance", Title: "How evenly connections are spread",
 		Question: fmt.Sprintf("Which of %d backends answers a connection, in every mode and with every scheduler that it "+
-			"has, and whom does a hash move when a backend goes?", testbed.Endpoints),
+			"has, and which clients does a hash move when a backend goes?", testbed.Endpoints),
 		Vary: result.Axis{Param: "scheduler", Title: "scheduler", Short: "by scheduler"},
 		Arms: append(experiment.ModeArms(r.modes), result.Arm{ID: armTable, Title: "Maglev's table, computed",
 			Text: "the table that modes fill, of ten backends, without a packet"}),

@@ -155,7 +155,7 @@ func TestNextChange(t *testing.T) {
 		t.Errorf("%s %v, then %s %v; it was %s", a.Name, a.Endpoints[0].Addresses, b.Name, b.Endpoints[0].Addresses, before)
 	}
 	if steady := own.cluster.Slice(steadyService).Name; a.Name == steady {
-		t.Errorf("%s changes, to which somebody connects", steady)
+		t.Errorf("%s changes, to which a client connects", steady)
 	}
 }
 

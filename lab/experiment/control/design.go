@@ -219,7 +219,7 @@ func (r *trial) method() []string {
 			"ours 20 ms, and up to half as long again at random. Those beside which it is measured replace one endpoint of a "+
 			"Service drawn at random, or put it back.", experiment.MoveAfter),
 		"kube-proxy is as upstream configures it, with the limits of conntrack left alone; in mode iptables through " +
-			"iptables-legacy, since the nft variant needs minutes at 5,000 Services. Nobody is pinned to a processor: " +
+			"iptables-legacy, since the nft variant needs minutes at 5,000 Services. No process is pinned to a processor: " +
 			"subjects may use all, as they would.",
 		"Hollow marks are upstream's, from other machines and kernels: single runs, of the first sync as kube-proxy logs " +
 			"it, without the program's start.",

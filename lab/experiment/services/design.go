@@ -138,7 +138,7 @@ func method(p profile) []string {
 			"a far end, where one server answers at %d addresses. Direct means: to those addresses, through a node without any "+
 			"rule and without conntrack. One DNAT rule means: to an address that the only rule of the node translates to one "+
 			"of them. All arms stand at the same time. Client and server share one processor, so that no wake-up of another "+
-			"one is measured, and have real-time priority, so that neither interrupts the other and nobody else does; "+
+			"one is measured, and have real-time priority, so that neither interrupts the other and no other process does; "+
 			"everything else, the agents too, is kept on the other processors.", testbed.Servers),
 		fmt.Sprintf("A round takes the three operations in random order; for each, direct comes first and last, and the "+
 			"other arms in random order between. A block is %v after %v that don't count. %d addresses are connected to in "+
