@@ -456,7 +456,7 @@ func TestHostilePoliciesAreBounded(t *testing.T) {
 
 // Two with one ID: the one with the greater digest has another, whichever came first.
 func TestEqualIDs(t *testing.T) {
-	const few = 13
+	const few, policies = 41, 14
 	run := func(order []int) *stage {
 		s := newStage(t, Config{})
 		s.sum.rebuilt = true
@@ -468,11 +468,11 @@ func TestEqualIDs(t *testing.T) {
 		}
 		return s
 	}
-	first := run([]int{0, 1, 2, 3, 4, 5})
+	first := run(rand.New(rand.NewPCG(30, 0)).Perm(policies))
 	for seed := range uint64(30) {
-		s := run(rand.New(rand.NewPCG(seed, 0)).Perm(6))
-		for i := range 6 {
-			for j := range 6 {
+		s := run(rand.New(rand.NewPCG(seed, 0)).Perm(policies))
+		for i := range policies {
+			for j := range policies {
 				want := model.VerdictDrop
 				if i == j {
 					want = model.VerdictAccept

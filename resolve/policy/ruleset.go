@@ -33,7 +33,7 @@ type builder struct {
 	*plan
 	clauses []*clause          // in the order of precedence
 	tables  map[*table]sources // those that the ruleset has, and the sources of one of their entries
-	keys    []refsKey          // of the entries' sources
+	keys    []entryKey         // of the entries
 
 	content content // of the entry that is being made
 	sources [][]model.RuleRef
@@ -48,6 +48,12 @@ type sources struct {
 
 // refsKey is part of a digest of what rules are called.
 type refsKey [16]byte
+
+// entryKey is what a port entry leads to, and where its rules come from.
+type entryKey struct {
+	*table
+	refs refsKey
+}
 
 // build makes the ruleset that p comes to, nil if it decides nothing.
 func (r *Resolver) build(p *plan) *ruleset {
@@ -200,8 +206,7 @@ func (b *builder) sweep(m *model.Ruleset, p model.Protocol, edges []edge, always
 		}
 		e := b.entry(p, uint16(first), uint16(edges[i].at-1), active)
 		n := len(m.Ports)
-		if key := b.keys[n+1]; n > 0 && m.Ports[n-1].Protocol == p && int32(m.Ports[n-1].Last)+1 == first &&
-			m.Ports[n-1].PeerTable == e.PeerTable && b.keys[n] == key {
+		if n > 0 && m.Ports[n-1].Protocol == p && int32(m.Ports[n-1].Last)+1 == first && b.keys[n] == b.keys[n+1] {
 			m.Ports[n-1].Last = e.Last
 			b.keys = b.keys[:n+1]
 		} else {
@@ -240,7 +245,7 @@ func (b *builder) entry(p model.Protocol, first, last uint16, clauses []int32) m
 		s.refs = append([][]model.RuleRef(nil), b.sources...)
 	}
 	b.tables[t] = s
-	b.keys = append(b.keys, s.key)
+	b.keys = append(b.keys, entryKey{t, s.key})
 	return model.PortEntry{Protocol: p, First: first, Last: last, PeerTable: t.model, Sources: s.refs}
 }
 
@@ -289,7 +294,7 @@ func (c *content) digestOf(buffer *[]byte) digest {
 	return sha256.Sum256(b)
 }
 
-// digestOf computes what a ruleset is.
+// digestOf computes what a ruleset is. It doesn't depend on IDs, which depend on what else there is.
 func (b *builder) digestOf(m *model.Ruleset) (out digest) {
 	h := sha256.New()
 	l := appendText(nil, m.Name)
@@ -297,13 +302,13 @@ func (b *builder) digestOf(m *model.Ruleset) (out digest) {
 		l = appendRef(l, p)
 	}
 	h.Write(l)
-	entry := func(e *model.PortEntry, key refsKey) {
-		l = appendNumbers(l[:0], uint64(e.Protocol), uint64(e.First), uint64(e.Last), e.PeerTable.ID, uint64(len(e.Sources)))
-		h.Write(append(l, key[:]...))
+	entry := func(e *model.PortEntry, key *entryKey) {
+		l = appendNumbers(l[:0], uint64(e.Protocol), uint64(e.First), uint64(e.Last), uint64(len(e.Sources)))
+		h.Write(append(append(l, key.table.digest[:]...), key.refs[:]...))
 	}
-	entry(&m.Default, b.keys[0])
+	entry(&m.Default, &b.keys[0])
 	for i := range m.Ports {
-		entry(&m.Ports[i], b.keys[i+1])
+		entry(&m.Ports[i], &b.keys[i+1])
 	}
 	h.Sum(out[:0])
 	return out

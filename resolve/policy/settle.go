@@ -16,28 +16,29 @@ import (
 func (r *Resolver) put(p model.PolicyPart) { r.pending[p]++ }
 func (r *Resolver) del(p model.PolicyPart) { r.pending[p]-- }
 
-// maxRebuilds is how often everything is made anew at most in one change. Each time one thing more has another ID.
-const maxRebuilds = 16
-
-// settle works off what is dirty and returns what changes by it.
+// settle works off what is dirty and returns what changes by it. That is done again where plans have to drop everything
+// for want of a resource; at most once each where something has to have another ID, and where plans that dropped
+// everything needn't any more.
 func (r *Resolver) settle() model.Change[model.PolicyPart] {
 	r.staleProblems = r.staleProblems || len(r.dirtyLocal) > 0 || r.renumbered
 	r.compared, r.lifted = 0, false
-	for reopened, n := false, 0; ; {
-		if x := r.work(); x != nil {
+	for rebuilt, reopened := false, false; ; {
+		switch x := r.work(); {
+		case x != nil:
 			r.refuse(x)
-			continue
-		}
-		r.ids.reserved = nil
-		if r.ids.clash && n < maxRebuilds {
-			n++
+		case r.ids.clash && !rebuilt:
+			rebuilt = true
 			r.rebuild()
-		} else if reopened || !r.reopen() {
-			break
-		} else {
+		case !reopened && r.reopen():
 			reopened = true
+		default:
+			return r.difference()
 		}
 	}
+}
+
+// difference returns what changed since it was called last.
+func (r *Resolver) difference() model.Change[model.PolicyPart] {
 	var out model.Change[model.PolicyPart]
 	for p, n := range r.pending {
 		if n > 0 {
@@ -455,8 +456,9 @@ func (r *Resolver) updateNode() {
 	r.put(n)
 }
 
-// tidy forgets what is remembered to save work, once it has grown.
+// tidy forgets what was remembered for the work that is done, and what saves work once it has grown.
 func (r *Resolver) tidy() {
+	r.ids.reserved = nil
 	if len(r.unions) > 2*len(r.addresses)+1024 {
 		clear(r.unions)
 	}
