@@ -86,7 +86,7 @@ func (r *Resolver) updatePieces() *resource {
 	if over := r.countPieces(prefixes); over != nil {
 		return over
 	}
-	r.staleCIDRs, r.staleRanges = false, false
+	r.stalePieces = false
 	r.pieces, r.prefixes = nil, 0
 	sweep(prefixes, func(c *cidr) { c.peers = through(c) }, func(c *cidr, of model.Range, _ *cidr) {
 		r.appendPiece(c, of)

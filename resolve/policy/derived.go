@@ -24,9 +24,9 @@ type derived struct {
 
 // rulesetSets are the rulesets of the classes with pods on this node.
 type rulesetSets struct {
-	rulesets                  map[digest]*ruleset
-	portPieces                int // prefixes of their port entries
-	newRulesets, idleRulesets []*ruleset
+	rulesets     map[digest]*ruleset
+	portPieces   int // prefixes of their port entries
+	idleRulesets []*ruleset
 }
 
 // peerTables are those of the rulesets, and the peers that they name.
@@ -35,13 +35,13 @@ type peerTables struct {
 	newTables, idleTables []*table
 	groups                map[digest]*group
 	peers                 map[string]*peer // in use, by text
-	newPeers, idlePeers   []*peer
+	changedPeers          []*peer          // that came into use or went out of it
 	peerSequence          uint32
 	index                 peerIndex
-	domainPeers           map[string]*peer // of kind domains, by their names
-	verdicts              int              // peer verdicts of all tables
-	evaluations           int              // rules of all tables, each times the identities that its peers match
-	stamp                 uint64           // of the last evaluation
+	domainPeers           map[string][]*peer // of kind domains, by their names
+	verdicts              int                // peer verdicts of all tables
+	evaluations           int                // rules of all tables, each times the identities that its peers match
+	stamp                 uint64             // of the last evaluation
 }
 
 // identities are the signatures of classes, nodes and CIDRs.
@@ -56,7 +56,6 @@ type identities struct {
 	pieces              []*piece
 	prefixes            int              // of those
 	blockPods           map[port][]*peer // peers in use of that kind
-	staleCIDRs          bool             // the CIDRs in use have changed
 }
 
 func newDerived() derived {
@@ -64,7 +63,7 @@ func newDerived() derived {
 	return derived{
 		rulesetSets: rulesetSets{rulesets: map[digest]*ruleset{}},
 		peerTables: peerTables{tables: map[digest]*table{}, groups: map[digest]*group{}, peers: map[string]*peer{},
-			index: peerIndex{}, domainPeers: map[string]*peer{}},
+			index: peerIndex{}, domainPeers: map[string][]*peer{}},
 		identities: identities{signatures: map[string]*signature{"": nothing}, nothing: nothing, signatureLimit: 1024,
 			matchLimit: 1 << 14, unions: map[[2]*signature]*signature{}, blockPods: map[port][]*peer{}},
 		ids: newIDs(),
@@ -225,22 +224,18 @@ func (s *peerSpec) buckets(visit func(bucket)) {
 	}
 }
 
-func (x peerIndex) add(p *peer) {
-	p.buckets(func(b bucket) { x[b] = append(x[b], p) })
-}
-
-func (x peerIndex) remove(p *peer) {
-	p.buckets(func(b bucket) {
-		l := x[b]
-		if i := slices.Index(l, p); i >= 0 {
-			l[i] = l[len(l)-1]
-			l[len(l)-1] = nil
-			x[b] = l[:len(l)-1]
-		}
-		if len(x[b]) == 0 {
-			delete(x, b)
-		}
-	})
+// setIndexed adds p to the peers of a key, or takes it out.
+func setIndexed[K comparable](index map[K][]*peer, key K, p *peer) {
+	l := index[key]
+	if p.indexed {
+		index[key] = append(l, p)
+		return
+	}
+	i, last := slices.Index(l, p), len(l)-1
+	l[i], l[last] = l[last], nil
+	if index[key] = l[:last]; last == 0 {
+		delete(index, key)
+	}
 }
 
 // of returns the peers that match c, by sequence, and how many were compared with it.

@@ -68,14 +68,10 @@ func (r *Resolver) byName(x *address) *signature {
 	}
 	var out []*peer
 	for _, name := range x.names {
-		if p := r.domainPeers[name]; p != nil {
-			out = append(out, p)
-		}
+		out = append(out, r.domainPeers[name]...)
 		for rest := name; rest != ""; {
 			if _, rest, _ = strings.Cut(rest, "."); rest != "" {
-				if p := r.domainPeers["*."+rest]; p != nil {
-					out = append(out, p)
-				}
+				out = append(out, r.domainPeers["*."+rest]...)
 			}
 		}
 	}

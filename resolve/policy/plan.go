@@ -267,7 +267,7 @@ func (r *Resolver) rulesetOf(c *class, p *plan) *ruleset {
 	return p.ruleset
 }
 
-// removeRulesets removes rulesets that have no user any more, and adds those that are new.
+// removeRulesets removes rulesets that have no user any more.
 func (r *Resolver) removeRulesets() {
 	for _, rs := range r.idleRulesets {
 		if rs.users > 0 || rs.gone {
@@ -277,19 +277,10 @@ func (r *Resolver) removeRulesets() {
 		r.portPieces -= rs.pieces
 		r.release("ruleset", rs.digest)
 		r.unused(rs.tables...)
-		if rs.added {
-			r.del(rs.model)
-		}
+		r.del(rs.model)
 		*rs = ruleset{gone: true} // plans may still refer to it
 	}
 	r.idleRulesets = nil
-	for _, rs := range r.newRulesets {
-		if !rs.gone {
-			rs.added = true
-			r.put(rs.model)
-		}
-	}
-	r.newRulesets = nil
 }
 
 // compare orders plans: that whose youngest policy is older comes first.

@@ -119,7 +119,7 @@ type dirt struct {
 	dirtyClasses   map[*class]struct{} // their signatures
 	dirtyLocal     map[*class]struct{} // their rulesets
 	dirtyAddresses []*address
-	staleRanges    bool // the pod ranges have changed
+	stalePieces    bool // the CIDRs in use or the pod ranges have changed
 	renumbered     bool // the numbers of some name have changed
 	pending        map[model.PolicyPart]int
 }
@@ -292,7 +292,7 @@ func (r *Resolver) applyNode(name string, o *corev1.Node) {
 		return
 	}
 	if was == nil || now == nil || !slices.Equal(was.podRanges, now.podRanges) {
-		r.staleRanges = true
+		r.stalePieces = true
 	}
 	if was != nil {
 		for _, x := range was.addresses {

@@ -17,8 +17,7 @@ type ruleset struct {
 	tables []*table // each once
 	pieces int      // prefixes of the port entries
 	users  int      // classes, times the lists that have it
-	added  bool
-	gone   bool // it was removed
+	gone   bool     // it was removed
 }
 
 // content is what a peer table says.
@@ -99,7 +98,7 @@ func (r *Resolver) shared(m *model.Ruleset, d digest, tables []*table, pieces in
 	rs := &ruleset{model: m, digest: d, tables: tables, pieces: pieces}
 	r.rulesets[d] = rs
 	r.portPieces += pieces
-	r.newRulesets = append(r.newRulesets, rs)
+	r.put(m)
 	return rs
 }
 

@@ -81,7 +81,7 @@ func (r *Resolver) work() *resource {
 	if x := r.updateSignatures(); x != nil {
 		return x
 	}
-	if r.staleCIDRs || r.staleRanges {
+	if r.stalePieces {
 		if x := r.updatePieces(); x != nil {
 			return x
 		}
@@ -116,7 +116,7 @@ func (r *Resolver) updateLocal() {
 	r.dirtyLocal = emptied(r.dirtyLocal)
 }
 
-// updatePeers marks the classes that are matched by peers that came into use or went out of it.
+// updatePeers indexes the peers that came into use, takes out those that went out of it, and marks what these match.
 func (r *Resolver) updatePeers() {
 	matched, all := 0, false
 	mark := func(p *peer) {
@@ -128,54 +128,29 @@ func (r *Resolver) updatePeers() {
 			all = true
 		}
 	}
-	for _, p := range r.newPeers {
-		switch {
-		case len(p.groups) == 0 || r.peers[p.text] != p:
-		case p.kind == block || p.kind == unknownPods:
-			r.staleCIDRs, p.indexed = true, true
-		case p.kind == blockPods:
-			p.indexed = true
-			r.blockPods[*p.port] = append(r.blockPods[*p.port], p)
+	for _, p := range r.changedPeers {
+		used := len(p.groups) > 0
+		if !used {
+			delete(r.peers, p.text)
+		}
+		if p.indexed == used {
+			continue
+		}
+		switch p.indexed = used; p.kind {
+		case block, unknownPods:
+			r.stalePieces = true
+		case blockPods:
+			setIndexed(r.blockPods, *p.port, p)
 			r.markPort(*p.port)
-		case p.kind == domains:
-			r.domainPeers[p.domain], p.indexed = p, true
+		case domains:
+			setIndexed(r.domainPeers, p.domain, p)
 			r.markDomain(p.domain)
 		default:
-			r.index.add(p)
-			p.indexed = true
+			p.buckets(func(b bucket) { setIndexed(r.index, b, p) })
 			mark(p)
 		}
 	}
-	r.newPeers = nil
-	for _, p := range r.idlePeers {
-		if len(p.groups) > 0 || r.peers[p.text] != p {
-			continue
-		}
-		delete(r.peers, p.text)
-		if !p.indexed {
-			continue
-		}
-		if p.kind == block || p.kind == unknownPods {
-			r.staleCIDRs = true
-			continue
-		}
-		if p.kind == blockPods {
-			l := slices.DeleteFunc(r.blockPods[*p.port], func(o *peer) bool { return o == p })
-			if r.blockPods[*p.port] = l; len(l) == 0 {
-				delete(r.blockPods, *p.port)
-			}
-			r.markPort(*p.port)
-			continue
-		}
-		if p.kind == domains {
-			delete(r.domainPeers, p.domain)
-			r.markDomain(p.domain)
-			continue
-		}
-		r.index.remove(p)
-		mark(p)
-	}
-	r.idlePeers = nil
+	r.changedPeers = nil
 }
 
 // markPort marks the addresses of pods that have the port.
@@ -546,7 +521,7 @@ func (r *Resolver) rebuild() {
 		x.peer, x.subject, x.signature, x.within = nil, nil, nil, within{}
 		r.dirty(x)
 	}
-	r.staleRanges = true
+	r.stalePieces = true
 }
 
 // compareParts orders parts by kind and by what they are about.

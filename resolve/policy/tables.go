@@ -25,8 +25,7 @@ type table struct {
 	groups    []*group // the peers of each rule; nil: every address
 	every     int      // the first rule that matches every address; they are audited
 	users     int      // rulesets
-	added     bool
-	evaluated bool // for all identities
+	evaluated bool     // for all identities
 	stamp     uint64
 	verdicts  map[*signature]*model.PeerVerdict
 }
@@ -39,6 +38,7 @@ func (r *Resolver) useTable(d digest, c *content) *table {
 		r.readTable(t, c)
 		r.tables[d] = t
 		r.newTables = append(r.newTables, t)
+		r.put(t.model)
 	}
 	t.users++
 	return t
@@ -75,7 +75,7 @@ func (r *Resolver) groupOf(c *clause) *group {
 				p = &peer{peerSpec: s, model: &model.Peers{Text: s.text, Domain: s.domain}, sequence: r.peerSequence,
 					identities: map[*signature]struct{}{}}
 				r.peers[s.text] = p
-				r.newPeers = append(r.newPeers, p)
+				r.changedPeers = append(r.changedPeers, p)
 			}
 			p.groups = append(p.groups, g)
 			g.matches += len(p.identities)
@@ -104,7 +104,7 @@ func (r *Resolver) releaseGroups(t *table) {
 			i := slices.Index(p.groups, g)
 			p.groups = slices.Delete(p.groups, i, i+1)
 			if len(p.groups) == 0 {
-				r.idlePeers = append(r.idlePeers, p)
+				r.changedPeers = append(r.changedPeers, p)
 			}
 		}
 	}
@@ -119,7 +119,7 @@ func (r *Resolver) unused(l ...*table) {
 	}
 }
 
-// removeTables removes peer tables that have no user any more, and adds those that are new.
+// removeTables removes peer tables that have no user any more.
 func (r *Resolver) removeTables() {
 	for _, t := range r.idleTables {
 		if t.users > 0 || r.tables[t.digest] != t {
@@ -132,17 +132,9 @@ func (r *Resolver) removeTables() {
 			r.del(v)
 		}
 		r.verdicts -= len(t.verdicts)
-		if t.added {
-			r.del(t.model)
-		}
+		r.del(t.model)
 	}
 	r.idleTables = nil
-	for _, t := range r.newTables {
-		if r.tables[t.digest] == t && !t.added {
-			t.added = true
-			r.put(t.model)
-		}
-	}
 }
 
 // decision returns what t decides where these are the first rules that match: of all, and of those enforced.
