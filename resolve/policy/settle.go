@@ -20,7 +20,7 @@ func (r *Resolver) del(p model.PolicyPart) { r.pending[p]-- }
 // for want of a resource; at most once each where something has to have another ID, and where plans that dropped
 // everything needn't any more.
 func (r *Resolver) settle() model.Change[model.PolicyPart] {
-	r.staleProblems = r.staleProblems || len(r.dirtyLocal) > 0 || r.renumbered
+	r.renumber()
 	r.compared, r.lifted = 0, false
 	for rebuilt, reopened := false, false; ; {
 		switch x := r.work(); {
@@ -65,15 +65,6 @@ func emptied[K comparable, V any](m map[K]V) map[K]V {
 // work works off what is dirty, in the order in which one follows from another. It stops where there is not enough of a
 // resource, and returns that.
 func (r *Resolver) work() *resource {
-	if r.renumbered {
-		r.renumbered = false
-		r.numbering++
-		for c := range r.local {
-			if c.here.named {
-				r.dirtyLocal[c] = struct{}{}
-			}
-		}
-	}
 	r.updateLocal()
 	r.removeRulesets()
 	r.removeTables()
@@ -97,6 +88,20 @@ func (r *Resolver) work() *resource {
 	return nil
 }
 
+// renumber marks the classes whose rulesets depend on the numbers of named ports, where these have changed.
+func (r *Resolver) renumber() {
+	if !r.renumbered {
+		return
+	}
+	r.renumbered = false
+	r.numbering++
+	for c := range r.local {
+		if c.here.named {
+			r.dirtyLocal[c] = struct{}{}
+		}
+	}
+}
+
 // updateLocal sets the rulesets of classes with pods on this node to what their policies come to.
 func (r *Resolver) updateLocal() {
 	for c := range r.dirtyLocal {
@@ -110,6 +115,7 @@ func (r *Resolver) updateLocal() {
 			r.dirtyLocal[c] = struct{}{}
 		}
 	}
+	r.staleProblems = r.staleProblems || len(r.dirtyLocal) > 0
 	for c := range r.dirtyLocal {
 		r.updateRulesets(c)
 	}
@@ -496,7 +502,7 @@ func (r *Resolver) rebuild() {
 	}
 	node, reserved := r.node, r.reservations()
 	r.derived = newDerived()
-	r.ids.reserved, r.node, r.reshow, r.staleProblems = reserved, node, true, true
+	r.ids.reserved, r.node, r.reshow = reserved, node, true
 	for _, p := range r.plans {
 		p.built, p.ruleset, p.closed = false, nil, nil
 	}

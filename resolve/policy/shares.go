@@ -468,7 +468,7 @@ func (r *Resolver) refuse(x *resource) {
 		now = r.share(x, int(float64(limit/2)*r.done))
 	}
 	maps.Copy(r.rejections, now)
-	r.reshow, r.staleProblems, r.compared, r.refusedAt = true, true, 0, len(r.classes)
+	r.reshow, r.compared, r.refusedAt = true, 0, len(r.classes)
 	r.lifted = len(now) == 0 // nothing of what is used is a policy's
 }
 
@@ -494,6 +494,6 @@ func (r *Resolver) reopen() bool {
 	if len(r.rejections) == before {
 		return false
 	}
-	r.reshow, r.staleProblems, r.lifted = true, true, false
+	r.reshow, r.lifted = true, false
 	return true
 }
