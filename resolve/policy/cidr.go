@@ -82,6 +82,9 @@ func (r *Resolver) podRanges() (out []netip.Prefix) {
 // updatePieces cuts the CIDRs in use into pieces, and marks the addresses that are in another piece. It returns a
 // resource of which there is not enough, nil if there is of each.
 func (r *Resolver) updatePieces() *resource {
+	if !r.stalePieces {
+		return nil
+	}
 	prefixes, was := r.cidrs(), r.pieces
 	if over := r.countPieces(prefixes); over != nil {
 		return over

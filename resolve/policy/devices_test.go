@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // own is one end of a pair that leads to hosts.
@@ -107,7 +110,8 @@ func TestDeviceThatPodsShare(t *testing.T) {
 	away.Spec.NodeName = "n2"
 	s.put(away)
 	s.wantDevices()
-	s.config.Pods = ranges("10.0.1.2/32")
+	s.put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.config.Node}, Spec: corev1.NodeSpec{
+		PodCIDRs: []string{"10.0.1.2/32"}}})
 	s.wantDevices("pod1 of : 10.0.1.1/32 10.0.1.2/32") // of a pod that isn't known
 }
 

@@ -80,6 +80,7 @@ func (r *Resolver) audited(annotations map[string]string) bool {
 func (r *Resolver) count(p *policy, n int) {
 	if !p.ref.Audit {
 		r.policies += n
+		r.staleNode = true
 	}
 }
 

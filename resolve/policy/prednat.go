@@ -75,7 +75,7 @@ func (d *destinations) prefixes() (l []netip.Prefix) {
 // The next change has what follows from it, without the node's own addresses (see others).
 func (r *Resolver) ApplyServices(c model.Change[model.ServicePart]) {
 	if r.services.apply(c) {
-		r.config.PreDNAT, r.staleProblems = r.services.prefixes(), true
+		r.config.PreDNAT, r.staleNode, r.staleProblems = r.services.prefixes(), true, true
 	}
 }
 

@@ -120,6 +120,7 @@ type dirt struct {
 	dirtyLocal     map[*class]struct{} // their rulesets
 	dirtyAddresses []*address
 	stalePieces    bool // the CIDRs in use or the pod ranges have changed
+	staleNode      bool // what holds for the whole node has changed
 	renumbered     bool // the numbers of some name have changed
 	pending        map[model.PolicyPart]int
 }
@@ -195,7 +196,7 @@ func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 		x.own = false
 		r.dirty(x)
 	}
-	r.config.Addresses = slices.Clone(addresses)
+	r.config.Addresses, r.staleNode = slices.Clone(addresses), true
 	for _, a := range addresses {
 		x := r.address(a)
 		x.own = true
@@ -291,6 +292,7 @@ func (r *Resolver) applyNode(name string, o *corev1.Node) {
 		slices.Equal(was.addresses, now.addresses) && slices.Equal(was.podRanges, now.podRanges) {
 		return
 	}
+	r.staleNode = true
 	if was == nil || now == nil || !slices.Equal(was.podRanges, now.podRanges) {
 		r.stalePieces = true
 	}

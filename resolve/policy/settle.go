@@ -62,28 +62,35 @@ func emptied[K comparable, V any](m map[K]V) map[K]V {
 	return m
 }
 
-// work works off what is dirty, in the order in which one follows from another. It stops where there is not enough of a
-// resource, and returns that.
+// derivation works off what is stale of one kind of derived values.
+type derivation struct {
+	values string
+	from   string // what they follow from: kinds of objects, what Set... replaces, and values of earlier ones
+	// update returns a resource of which there is not enough, nil if there is of each.
+	update func(*Resolver) *resource
+}
+
+// derivations are all that is derived, in the order in which one follows from another. Where a value changes, it marks
+// as stale what follows from it. TestDerivations checks that this is what the table says.
+var derivations = []derivation{
+	{"rulesets", "NetworkPolicy ClusterNetworkPolicy Namespace Pod", (*Resolver).updateLocal},
+	{"tables", "rulesets", (*Resolver).removeTables},
+	{"peers", "rulesets tables", (*Resolver).updatePeers},
+	{"signatures", "Namespace Node Pod peers", (*Resolver).updateSignatures},
+	{"pieces", "Node peers", (*Resolver).updatePieces},
+	{"addresses", "Namespace Node Pod DomainName interfaces devices rulesets peers signatures pieces",
+		(*Resolver).updateAddresses},
+	{"verdicts", "rulesets pieces addresses", (*Resolver).updateVerdicts},
+	{"node", "NetworkPolicy ClusterNetworkPolicy Node interfaces devices Services addresses", (*Resolver).updateNode},
+}
+
+// work works off what is stale. It stops where there is not enough of a resource, and returns that.
 func (r *Resolver) work() *resource {
-	r.updateLocal()
-	r.removeRulesets()
-	r.removeTables()
-	r.updatePeers()
-	if x := r.updateSignatures(); x != nil {
-		return x
-	}
-	if r.stalePieces {
-		if x := r.updatePieces(); x != nil {
+	for _, d := range derivations {
+		if x := d.update(r); x != nil {
 			return x
 		}
 	}
-	if x := r.updateAddresses(); x != nil {
-		return x
-	}
-	if x := r.updateVerdicts(); x != nil {
-		return x
-	}
-	r.updateNode()
 	r.tidy()
 	return nil
 }
@@ -103,7 +110,7 @@ func (r *Resolver) renumber() {
 }
 
 // updateLocal sets the rulesets of classes with pods on this node to what their policies come to.
-func (r *Resolver) updateLocal() {
+func (r *Resolver) updateLocal() *resource {
 	for c := range r.dirtyLocal {
 		r.updatePlans(c)
 	}
@@ -120,10 +127,12 @@ func (r *Resolver) updateLocal() {
 		r.updateRulesets(c)
 	}
 	r.dirtyLocal = emptied(r.dirtyLocal)
+	r.removeRulesets()
+	return nil
 }
 
 // updatePeers indexes the peers that came into use, takes out those that went out of it, and marks what these match.
-func (r *Resolver) updatePeers() {
+func (r *Resolver) updatePeers() *resource {
 	matched, all := 0, false
 	mark := func(p *peer) {
 		if all {
@@ -157,6 +166,7 @@ func (r *Resolver) updatePeers() {
 		}
 	}
 	r.changedPeers = nil
+	return nil
 }
 
 // markPort marks the addresses of pods that have the port.
@@ -399,7 +409,11 @@ func (r *Resolver) updateSubject(x *address, pod *pod) {
 }
 
 // updateNode works out the part that holds for the node, and those of its devices.
-func (r *Resolver) updateNode() {
+func (r *Resolver) updateNode() *resource {
+	if !r.staleNode && len(r.dirtyDevices) == 0 {
+		return nil
+	}
+	r.staleNode = false
 	n := &model.PolicyNode{CutMark: r.config.CutMark, Unknown: model.VerdictAccept}
 	n.Addresses = slices.Clone(r.config.Addresses)
 	if own := r.nodes[r.config.Node]; own != nil {
@@ -429,12 +443,13 @@ func (r *Resolver) updateNode() {
 	was := r.node
 	if was != nil && slices.Equal(was.Addresses, n.Addresses) && slices.Equal(was.Pods, n.Pods) &&
 		was.Unknown == n.Unknown && was.Devices == n.Devices && slices.Equal(was.PreDNAT, n.PreDNAT) {
-		return
+		return nil
 	}
 	if r.node = n; was != nil {
 		r.del(was)
 	}
 	r.put(n)
+	return nil
 }
 
 // tidy forgets what was remembered for the work that is done, and what saves work once it has grown.

@@ -120,7 +120,7 @@ func (r *Resolver) unused(l ...*table) {
 }
 
 // removeTables removes peer tables that have no user any more.
-func (r *Resolver) removeTables() {
+func (r *Resolver) removeTables() *resource {
 	for _, t := range r.idleTables {
 		if t.users > 0 || r.tables[t.digest] != t {
 			continue
@@ -135,6 +135,7 @@ func (r *Resolver) removeTables() {
 		r.del(t.model)
 	}
 	r.idleTables = nil
+	return nil
 }
 
 // decision returns what t decides where these are the first rules that match: of all, and of those enforced.
