@@ -145,10 +145,9 @@ func (c *Cluster) view(node string) *model.Policies {
 
 // Path is one course that a connection may take.
 type Path struct {
-	Backend netip.AddrPort // where it ends
-	Node    string         // of that, "" outside of the cluster
-	Source  netip.Addr     // the address that it comes from there
-	Policy  verdict.PolicyOutcome
+	Node   string     // where it ends, "" outside of the cluster
+	Source netip.Addr // the address that it comes from there
+	Policy verdict.PolicyOutcome
 }
 
 // Outcome is what becomes of a connection.
@@ -207,7 +206,7 @@ func (c *Cluster) onNode(node string, p verdict.Packet, egress *verdict.PolicyOu
 		}
 		if dst == p.Src.Addr() {
 			own := verdict.PolicyOutcome{Reason: "a packet to its own address never leaves the pod"}
-			o.Paths = []Path{{Backend: p.Dst, Node: c.NodeOf(dst), Source: dst, Policy: own}}
+			o.Paths = []Path{{Node: c.NodeOf(dst), Source: dst, Policy: own}}
 		} else {
 			o.Paths = []Path{c.Path(node, p, false, from(p))}
 		}
@@ -224,7 +223,7 @@ func (c *Cluster) onNode(node string, p verdict.Packet, egress *verdict.PolicyOu
 // Path returns the course of p, which node sends to its destination with its own address if it masquerades it. egress
 // is what the policies of its source decided.
 func (c *Cluster) Path(node string, p verdict.Packet, masquerades bool, egress verdict.PolicyOutcome) Path {
-	path := Path{Backend: p.Dst, Node: c.NodeOf(p.Dst.Addr()), Source: p.Src.Addr()}
+	path := Path{Node: c.NodeOf(p.Dst.Addr()), Source: p.Src.Addr()}
 	if masquerades && path.Node != node {
 		path.Source = c.ownAddress(node, p.Dst.Addr().Is4(), path.Source)
 		p.Src = netip.AddrPortFrom(path.Source, p.Src.Port())

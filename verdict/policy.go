@@ -13,7 +13,6 @@ import (
 // PolicyStep is what one stage of policies decides about a packet, for the pod at one of its ends.
 type PolicyStep struct {
 	Direction model.Direction
-	Stage     int
 	Subject   *model.Subject
 	Ruleset   *model.Ruleset
 	Entry     *model.PortEntry
@@ -197,11 +196,11 @@ func (o *PolicyOutcome) direction(s *model.Policies, p Packet, d model.Direction
 		}
 		return
 	}
-	for stage, rs := range rulesets(subject, d) {
+	for _, rs := range rulesets(subject, d) {
 		if rs == nil {
 			continue
 		}
-		step := PolicyStep{Direction: d, Stage: stage, Subject: subject, Ruleset: rs, Peer: s.Peer(other)}
+		step := PolicyStep{Direction: d, Subject: subject, Ruleset: rs, Peer: s.Peer(other)}
 		step.evaluate(s, p)
 		o.Steps = append(o.Steps, step)
 		if step.Decision.Verdict == model.VerdictNext {

@@ -80,7 +80,7 @@ func (p *Program) Attach(folder string) (err error) {
 	var made []string
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, detach(folder, made))
+			err = errors.Join(err, detach(made))
 		}
 	}()
 	for _, h := range hooks {
@@ -132,7 +132,7 @@ func (h hook) attach(p *ebpf.Program, folder, pin string) error {
 }
 
 // detach detaches what is pinned. What isn't there is no error.
-func detach(folder string, pins []string) error {
+func detach(pins []string) error {
 	var errs []error
 	for _, pin := range pins {
 		if err := bpf.Unpin(pin); err != nil {

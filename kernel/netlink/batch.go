@@ -45,9 +45,6 @@ func (b *Batch) Copy(of *Batch, i int) {
 // Len returns the number of requests.
 func (b *Batch) Len() int { return len(b.requests) }
 
-// Bytes returns the size of the requests.
-func (b *Batch) Bytes() int { return len(b.b) }
-
 // Body returns what follows the header of request i.
 func (b *Batch) Body(i int) []byte { return b.b[b.requests[i].start+unix.NLMSG_HDRLEN : b.end(i)] }
 

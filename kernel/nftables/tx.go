@@ -183,9 +183,6 @@ type Tx struct {
 // Empty reports whether nothing is to be done.
 func (t *Tx) Empty() bool { return t.batch.Len() == 0 }
 
-// Bytes returns the size of the transaction on the wire.
-func (t *Tx) Bytes() int { return t.batch.Bytes() }
-
 // header is the length of struct nfgenmsg: the family, a version and the resource.
 const header = 4
 

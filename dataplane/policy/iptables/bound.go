@@ -122,10 +122,7 @@ func (j *Join) reopen(elements, sets int) {
 }
 
 // owner is a namespace of policies, "" for those of the cluster.
-type owner struct {
-	namespace string
-	tables    []*joinedTable
-}
+type owner struct{ tables []*joinedTable }
 
 // owners returns the namespaces whose policies have open tables.
 func (j *Join) owners() (out []*owner) {
@@ -137,7 +134,7 @@ func (j *Join) owners() (out []*owner) {
 		}
 		o := all[namespace]
 		if o == nil {
-			o = &owner{namespace: namespace}
+			o = &owner{}
 			all[namespace], seen[namespace] = o, map[*joinedTable]bool{}
 			out = append(out, o)
 		}

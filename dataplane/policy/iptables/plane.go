@@ -23,9 +23,6 @@ const (
 	NFT    = iptables.NFT
 )
 
-// Batch is how many facts one Write has at most.
-const Batch = 1 << 20
-
 // Plane writes facts into one network namespace, of what a Join returns. It implements
 // dataplane.Plane[model.PolicyPart, Key, string], dataplane.Joiner, dataplane.Watcher and dataplane.Cleaner.
 type Plane struct {
