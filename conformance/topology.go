@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	"fairlead.dev/fairlead/source"
@@ -105,10 +106,8 @@ func topologyNames() (l []string) {
 // nameOf returns the pod of the cast, or else the member, that has the address.
 func nameOf(a netip.Addr) string {
 	for _, m := range topology {
-		for _, b := range m.Addrs {
-			if a == b {
-				return m.Name
-			}
+		if slices.Contains(m.Addrs, a) {
+			return m.Name
 		}
 	}
 	return a.String()

@@ -1,6 +1,9 @@
 package flowlog
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // Log is what several nodes recorded.
 type Log struct {
@@ -47,9 +50,7 @@ func Merge(files ...*File) *Log {
 	counts, seen := map[at]uint64{}, map[Key]*Seen{}
 	for _, f := range files {
 		l.Headers = append(l.Headers, f.Header)
-		for name, p := range f.Pods {
-			l.Pods[name] = p
-		}
+		maps.Copy(l.Pods, f.Pods)
 		for _, flow := range f.Flows {
 			if flow.Count == 0 {
 				continue

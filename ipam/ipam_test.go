@@ -66,8 +66,8 @@ func TestLongestFreeFirst(t *testing.T) {
 		}
 	}
 	_, err := p.Allocate(Record{ID: "more", Interface: "eth0"})
-	var e *Exhausted
-	if !errors.As(err, &e) || e.Used != 5 || !strings.Contains(err.Error(), "all 5 addresses of [10.0.0.0/29]") {
+	e, ok := errors.AsType[*Exhausted](err)
+	if !ok || e.Used != 5 || !strings.Contains(err.Error(), "all 5 addresses of [10.0.0.0/29]") {
 		t.Error(err)
 	}
 	release(t, p, "1", "1", "unknown")
@@ -280,7 +280,7 @@ func TestRequestedAddresses(t *testing.T) {
 		}
 		r, err := p.Allocate(r)
 		got := strings.Trim(fmt.Sprint(r.Addresses), "[]")
-		if inUse := (*InUse)(nil); errors.As(err, &inUse) {
+		if inUse, ok := errors.AsType[*InUse](err); ok {
 			got = inUse.Error()
 		} else if err != nil {
 			t.Error(err)

@@ -63,8 +63,8 @@ func must(t testing.TB, args ...string) string {
 func exits(t *testing.T, code int, texts []string, args ...string) {
 	t.Helper()
 	out, err := try(args...)
-	got, exit := 0, &exec.ExitError{}
-	if errors.As(err, &exit) {
+	got := 0
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		got = exit.ExitCode()
 	}
 	if got != code {

@@ -28,8 +28,7 @@ func TestLoadForDevices(t *testing.T) {
 	defer os.RemoveAll(folder)
 	defer m.Close()
 	p, err := m.LoadForDevices(Options{}, headers...)
-	var refused *ebpf.VerifierError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*ebpf.VerifierError](err); ok {
 		err = fmt.Errorf("%+v", refused) // the whole log
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -218,9 +219,7 @@ func TestSuggestSelectsLaterRuns(t *testing.T) {
 		l := map[string]string{"batch.kubernetes.io/job-name": job, "job-name": job,
 			"batch.kubernetes.io/controller-uid": fmt.Sprint("u", n), "controller-uid": fmt.Sprint("u", n),
 			"batch.kubernetes.io/job-completion-index": "0"}
-		for k, v := range more {
-			l[k] = v
-		}
+		maps.Copy(l, more)
 		return l
 	}
 	labels := map[string]map[string]string{"t/nightly-1-x": run(1, map[string]string{"team": "a"}),

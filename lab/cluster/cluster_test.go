@@ -323,8 +323,8 @@ func TestWhatIsLeftIsNamed(t *testing.T) {
 		}
 	}
 	_, err := Run(ctx, a, options(t))
-	var left *LeftError
-	if !errors.Is(err, context.Canceled) || !errors.As(err, &left) {
+	left, ok := errors.AsType[*LeftError](err)
+	if !ok || !errors.Is(err, context.Canceled) {
 		t.Fatalf("%v", err)
 	}
 	want := "kubectl delete pods,services -n lab -l " + labelRun + "=" + left.Run

@@ -3,6 +3,7 @@ package rules
 import (
 	"errors"
 	"net/netip"
+	"slices"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -52,15 +53,7 @@ type Packet struct {
 
 // local reports whether an address is the node's own.
 func (p *Packet) local(a netip.Addr) bool {
-	if a.IsLoopback() {
-		return true
-	}
-	for _, n := range p.Node {
-		if n == a {
-			return true
-		}
-	}
-	return false
+	return a.IsLoopback() || slices.Contains(p.Node, a)
 }
 
 // Outcome is one way that a packet may take, of those that random draws leave open.
@@ -83,8 +76,8 @@ type Spread struct {
 
 // Count is what a packet meets.
 type Count struct {
-	Rules, Jumps, Returns, Instructions Spread
-	Outcomes                            []Outcome
+	Rules, Instructions Spread
+	Outcomes            []Outcome
 }
 
 // Ruleset is all rules of one interface of a kernel.
@@ -129,8 +122,6 @@ func summary(l []Outcome) Count {
 	}
 	return Count{
 		Rules:        spread(func(o Outcome) int { return o.Rules }),
-		Jumps:        spread(func(o Outcome) int { return o.Jumps }),
-		Returns:      spread(func(o Outcome) int { return o.Returns }),
 		Instructions: spread(func(o Outcome) int { return o.Instructions }),
 		Outcomes:     l,
 	}

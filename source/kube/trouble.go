@@ -77,12 +77,10 @@ func reasonOf(err error) string {
 
 // plain words an error without the request and without port numbers that differ each time.
 func plain(err error) string {
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
-	var op *net.OpError
-	if errors.As(err, &op) {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
 		err = op.Err
 	}
 	return err.Error()

@@ -24,8 +24,6 @@ import (
 	"fairlead.dev/fairlead/source/strip"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 // What an object looks like once it was read: with defaults, without what nothing reads.
 func TestDecode(t *testing.T) {
 	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name, Namespace: "default"} }
@@ -42,7 +40,7 @@ func TestDecode(t *testing.T) {
 				Spec: corev1.ServiceSpec{
 					Type: corev1.ServiceTypeClusterIP, SessionAffinity: corev1.ServiceAffinityNone,
 					Ports:                 []corev1.ServicePort{port(80)},
-					InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyCluster),
+					InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
 				},
 			}},
 		{"dual LoadBalancer", `
@@ -64,16 +62,16 @@ status:
 				Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1", "fd00::1"},
 				IPFamilies:      []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 				SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: &corev1.SessionAffinityConfig{
-					ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr[int32](10800)}},
+					ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(10800))}},
 				Ports: []corev1.ServicePort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53,
 					TargetPort: intstr.FromString("dns"), NodePort: 30053}},
-				InternalTrafficPolicy:         ptr(corev1.ServiceInternalTrafficPolicyLocal),
+				InternalTrafficPolicy:         new(corev1.ServiceInternalTrafficPolicyLocal),
 				ExternalTrafficPolicy:         corev1.ServiceExternalTrafficPolicyCluster,
-				AllocateLoadBalancerNodePorts: ptr(true),
+				AllocateLoadBalancerNodePorts: new(true),
 			},
 			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
-				{IP: "192.0.2.1", IPMode: ptr(corev1.LoadBalancerIPModeVIP)},
-				{IP: "192.0.2.2", IPMode: ptr(corev1.LoadBalancerIPModeProxy)}, {Hostname: "a.example"},
+				{IP: "192.0.2.1", IPMode: new(corev1.LoadBalancerIPModeVIP)},
+				{IP: "192.0.2.2", IPMode: new(corev1.LoadBalancerIPModeProxy)}, {Hostname: "a.example"},
 			}}},
 		}},
 		{"external address, no affinity's timeout", `
@@ -88,7 +86,7 @@ spec: {clusterIP: "fd00::1", externalIPs: [192.0.2.1], sessionAffinityConfig: {c
 				IPFamilies:  []corev1.IPFamily{corev1.IPv6Protocol},
 				ExternalIPs: []string{"192.0.2.1"}, SessionAffinity: corev1.ServiceAffinityNone,
 				Ports:                 []corev1.ServicePort{port(80)},
-				InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyCluster),
+				InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
 				ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyCluster,
 			},
 		}},
@@ -122,7 +120,7 @@ status: {phase: Active, conditions: []}
 			ObjectMeta: metav1.ObjectMeta{
 				Name: "a", Labels: map[string]string{"a": "b", "kubernetes.io/metadata.name": "a"},
 				Annotations:       map[string]string{"c": "d"},
-				CreationTimestamp: metav1.Unix(1767323045, 0), DeletionTimestamp: ptr(metav1.Unix(1767323046, 0)),
+				CreationTimestamp: metav1.Unix(1767323045, 0), DeletionTimestamp: new(metav1.Unix(1767323046, 0)),
 			},
 			Status: corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
 		}},
@@ -146,16 +144,16 @@ ports: [{port: 80}, {name: any, protocol: UDP, appProtocol: x}]
 `, &discoveryv1.EndpointSlice{
 			ObjectMeta: meta("a"), AddressType: discoveryv1.AddressTypeIPv4,
 			Endpoints: []discoveryv1.Endpoint{{
-				Addresses: []string{"10.0.0.1", "10.0.0.11"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(true),
-					Terminating: ptr(false)},
-				NodeName: ptr("node"), Zone: ptr("z"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default",
+				Addresses: []string{"10.0.0.1", "10.0.0.11"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true),
+					Terminating: new(false)},
+				NodeName: new("node"), Zone: new("z"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default",
 					Name: "p"},
 				Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z"}},
 					ForNodes: []discoveryv1.ForNode{{Name: "node"}}},
 			}, {Addresses: []string{"10.0.0.2"}}},
 			Ports: []discoveryv1.EndpointPort{
-				{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr[int32](80)},
-				{Name: ptr("any"), Protocol: ptr(corev1.ProtocolUDP), AppProtocol: ptr("x")},
+				{Name: new(""), Protocol: new(corev1.ProtocolTCP), Port: new(int32(80))},
+				{Name: new("any"), Protocol: new(corev1.ProtocolUDP), AppProtocol: new("x")},
 			},
 		}},
 		{"Node", `
@@ -198,7 +196,7 @@ status:
 			ObjectMeta: meta("a"),
 			Spec: corev1.PodSpec{
 				NodeName: "node", HostNetwork: true,
-				InitContainers: []corev1.Container{{Name: "i", RestartPolicy: ptr(corev1.ContainerRestartPolicyAlways),
+				InitContainers: []corev1.Container{{Name: "i", RestartPolicy: new(corev1.ContainerRestartPolicyAlways),
 					Ports: []corev1.ContainerPort{{Name: "p", ContainerPort: 1, Protocol: corev1.ProtocolTCP}}}},
 				Containers: []corev1.Container{{Name: "c",
 					Ports: []corev1.ContainerPort{{ContainerPort: 80, Protocol: corev1.ProtocolSCTP}}}, {Name: "d"}},
@@ -230,11 +228,11 @@ spec:
 			Spec: networkingv1.NetworkPolicySpec{
 				PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
 				Ingress: []networkingv1.NetworkPolicyIngressRule{
-					{Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr(corev1.ProtocolTCP), Port: ptr(intstr.FromInt32(80))}}}},
+					{Ports: []networkingv1.NetworkPolicyPort{{Protocol: new(corev1.ProtocolTCP), Port: new(intstr.FromInt32(80))}}}},
 				Egress: []networkingv1.NetworkPolicyEgressRule{{
 					To: []networkingv1.NetworkPolicyPeer{
 						{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}},
-					Ports: []networkingv1.NetworkPolicyPort{{Protocol: ptr(corev1.ProtocolUDP), Port: ptr(intstr.FromString("dns"))}},
+					Ports: []networkingv1.NetworkPolicyPort{{Protocol: new(corev1.ProtocolUDP), Port: new(intstr.FromString("dns"))}},
 				}},
 			},
 		}},

@@ -213,8 +213,7 @@ func pathError(path string, err error) error {
 
 // reason returns an error of the os package without what was tried on what, and with a way out.
 func reason(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
 	switch {

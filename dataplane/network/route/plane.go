@@ -335,8 +335,7 @@ var remedies = map[string]string{
 
 // withRemedy returns err, where the kernel lacks a kind of device with what to do about it.
 func withRemedy(err error) error {
-	refused := (*dataplane.Refused[Key])(nil)
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*dataplane.Refused[Key]](err); ok {
 		for name, remedy := range remedies {
 			k := Key{Kind: KindDevice, Name: nameOf(name)}
 			if why := refused.Facts[k]; errors.Is(why, unix.EOPNOTSUPP) {

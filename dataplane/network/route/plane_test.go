@@ -582,9 +582,8 @@ func TestRefusedFactsAreNamed(t *testing.T) {
 		down := Fact{Key: Key{Kind: KindRoute, To: netip.MustParsePrefix("10.244.3.0/24")}, Value: Value{Device: "lo",
 			Via: via}}
 		err = p.Write(t.Context(), []Fact{bad, good, down}, nil)
-		var refused *dataplane.Refused[Key]
-		if !errors.As(err, &refused) || len(refused.Facts) != 2 || !strings.Contains(refused.Facts[bad.Key].Error(),
-			"no device eth9") ||
+		refused, ok := errors.AsType[*dataplane.Refused[Key]](err)
+		if !ok || len(refused.Facts) != 2 || !strings.Contains(refused.Facts[bad.Key].Error(), "no device eth9") ||
 			!strings.Contains(refused.Facts[down.Key].Error(), "10.244.3.0/24") {
 			t.Errorf("%v", err)
 		}

@@ -383,8 +383,7 @@ func TestReplyPortOpensNothing(t *testing.T) {
 		}
 		return err
 	})
-	var e net.Error
-	if !errors.As(err, &e) || !e.Timeout() {
+	if e, ok := errors.AsType[net.Error](err); !ok || !e.Timeout() {
 		t.Errorf("a SYN on an answer's ports: %v", err)
 	}
 }

@@ -370,8 +370,8 @@ func (d *devices) attach(put, del []Fact) error {
 		delete(d.wanted, attachmentKey(f.Key))
 	}
 	err := d.attachments.Write(context.Background(), puts, dels)
-	var r *dataplane.Refused[deviceplane.Key]
-	if !errors.As(err, &r) {
+	r, ok := errors.AsType[*dataplane.Refused[deviceplane.Key]](err)
+	if !ok {
 		return err
 	}
 	refused := map[Key]error{}

@@ -26,8 +26,8 @@ func each(facts []Fact, put func(Fact) error) error {
 // follow does what follows from a Write that ended at refused facts: what was put up to their kind is true, and stays
 // so. All of them are of one kind.
 func (p *Plane) follow(w *writes, err error) error {
-	var r *dataplane.Refused[Key]
-	if !errors.As(err, &r) {
+	r, ok := errors.AsType[*dataplane.Refused[Key]](err)
+	if !ok {
 		return nil
 	}
 	last := KindMaps

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -132,9 +133,7 @@ func tables4(t testing.TB, parts []model.ServicePart) map[string][]string {
 			nat.chains[b.name] = b.rules
 		}
 	}
-	for name, rules := range nat.leads {
-		nat.chains[name] = rules
-	}
+	maps.Copy(nat.chains, nat.leads)
 	return nat.chains
 }
 
