@@ -33,26 +33,17 @@ type Bars struct {
 
 const barH = 26.0
 
-// SVG draws it.
-func (c Bars) SVG() []byte { return c.plot().done() }
-
-// Narrow draws it for a narrow screen.
-func (c Bars) Narrow() []byte {
-	c.Frame = c.narrowed()
-	return c.SVG()
-}
-
-func (c Bars) plot() *plot {
+func (c Bars) plot(f Frame) *plot {
 	var keys []key
 	for i, n := range c.Stack {
 		keys = append(keys, key{name: n, style: Style(i + 1), plain: true, number: strconv.Itoa(i + 1)})
 	}
-	if c.Frame.Height == 0 { // as many rows as there are bars
-		probe := newPlot(c.Frame, 1000, "", keys)
-		c.Frame.Height = int(probe.top + barH*float64(len(c.Bars)) + 38 + 1000 - probe.bottom +
+	if f.Height == 0 { // as many rows as there are bars
+		probe := newPlot(f, 1000, "", keys)
+		f.Height = int(probe.top + barH*float64(len(c.Bars)) + 38 + 1000 - probe.bottom +
 			map[bool]float64{true: 16}[c.Limits != ""] + 8)
 	}
-	p := newPlot(c.Frame, 0, "", keys)
+	p := newPlot(f, 0, "", keys)
 	p.bars(c)
 	return p
 }

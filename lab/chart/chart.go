@@ -36,6 +36,20 @@ func (f Frame) narrowed() Frame {
 	return f
 }
 
+// Chart is a kind of chart with its data.
+type Chart interface {
+	frame() Frame
+	plot(Frame) *plot // draws it in this frame
+}
+
+func (f Frame) frame() Frame { return f }
+
+// SVG draws a chart.
+func SVG(c Chart) []byte { return c.plot(c.frame()).done() }
+
+// Narrow draws a chart for a narrow screen.
+func Narrow(c Chart) []byte { return c.plot(c.frame().narrowed()).done() }
+
 // Axis is one direction of a chart. Values come in the unit that its title names.
 type Axis struct {
 	Title  string

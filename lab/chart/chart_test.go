@@ -77,7 +77,7 @@ func TestTextDoesNotOverlap(t *testing.T) {
 func TestMarksAreWhereTheValuesAre(t *testing.T) {
 	c := Line{Frame: Frame{ID: "x"}, X: Axis{Log: true}, Y: Axis{Zero: true},
 		Series: []Series{{Name: "a", Style: 1, Points: []Point{{1, 10, 9, 12}, {100, 20, 20, 20}}}}}
-	p := c.plot()
+	p := c.plot(c.Frame)
 	if x := p.x.at(10); math.Abs(x-(p.x.at(1)+p.x.at(100))/2) > 1e-9 {
 		t.Errorf("10 is not in the middle between 1 and 100: %v", x)
 	}
@@ -103,7 +103,7 @@ func TestBarsAreAsLongAsTheirValues(t *testing.T) {
 		{Name: "b", Style: 1, Parts: []float64{10, 5}}}}
 	var got []float64
 	for _, m := range regexp.MustCompile(`<rect x="[\d.]+" y="[\d.]+" width="([\d.]+)" height="[\d.]+" class="f-c1"`).
-		FindAllStringSubmatch(string(c.SVG()), -1) {
+		FindAllStringSubmatch(string(SVG(c)), -1) {
 		w, err := strconv.ParseFloat(m[1], 64)
 		if err != nil {
 			t.Fatal(err)
@@ -120,7 +120,7 @@ func TestForestTurnsLowerBoundsAround(t *testing.T) {
 	if v != 0.25 || lo != 0.125 || hi != 0.5 {
 		t.Errorf("%v from %v to %v", v, lo, hi)
 	}
-	p := Forest{Claims: []Claim{{ID: "a", Value: 1e9, Low: 1e8, High: 1e10, Outcome: Broken}}}.plot()
+	p := Forest{Claims: []Claim{{ID: "a", Value: 1e9, Low: 1e8, High: 1e10, Outcome: Broken}}}.plot(Frame{})
 	if x := p.x.clamp(1e9); x > p.right {
 		t.Errorf("a claim at %v leaves the axis that ends at %v", x, p.right)
 	}

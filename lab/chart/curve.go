@@ -18,19 +18,10 @@ type ECDF struct {
 	Curves []Series // Points carry X and, as Y, the share
 }
 
-// SVG draws it.
-func (c ECDF) SVG() []byte { return c.plot().done() }
-
-// Narrow draws it for a narrow screen.
-func (c ECDF) Narrow() []byte {
-	c.Frame = c.narrowed()
-	return c.SVG()
-}
-
-func (c ECDF) plot() *plot {
+func (c ECDF) plot(f Frame) *plot {
 	xs, beyond := c.reach()
-	c.Frame.Sub = strings.TrimSpace(c.Frame.Sub + beyond)
-	p := newPlot(c.Frame, 340, "share of all at most x", curveKeys(c.Curves))
+	f.Sub = strings.TrimSpace(f.Sub + beyond)
+	p := newPlot(f, 340, "share of all at most x", curveKeys(c.Curves))
 	p.axes(c.X, Axis{Suffix: " %"}, xs, []float64{0, 100}, 8)
 	for _, s := range c.Curves {
 		p.steps(s)
@@ -120,17 +111,8 @@ type Percentiles struct {
 	Curves []Series // Points carry the share as X, below 1, and the value as Y
 }
 
-// SVG draws it.
-func (c Percentiles) SVG() []byte { return c.plot().done() }
-
-// Narrow draws it for a narrow screen.
-func (c Percentiles) Narrow() []byte {
-	c.Frame = c.narrowed()
-	return c.SVG()
-}
-
-func (c Percentiles) plot() *plot {
-	p := newPlot(c.Frame, 340, c.Y.Title, nil)
+func (c Percentiles) plot(f Frame) *plot {
+	p := newPlot(f, 340, c.Y.Title, nil)
 	var xs, ys []float64
 	var tags []tag
 	for _, s := range c.Curves {
@@ -225,23 +207,14 @@ type Histogram struct {
 // columns is how many a histogram has.
 const columns = 64
 
-// SVG draws it.
-func (c Histogram) SVG() []byte { return c.plot().done() }
-
-// Narrow draws it for a narrow screen.
-func (c Histogram) Narrow() []byte {
-	c.Frame = c.narrowed()
-	return c.SVG()
-}
-
-func (c Histogram) plot() *plot {
+func (c Histogram) plot(f Frame) *plot {
 	lo, hi, beyond := c.reach()
 	var keys []key
 	for _, s := range c.Sets {
 		keys = append(keys, key{name: s.Name, style: s.Style, plain: !s.Line, bare: s.Line})
 	}
-	c.Frame.Sub = strings.TrimSpace(c.Frame.Sub + beyond)
-	p := newPlot(c.Frame, 330, "share per column", keys)
+	f.Sub = strings.TrimSpace(f.Sub + beyond)
+	p := newPlot(f, 330, "share per column", keys)
 	cols := scale{lo: lo, hi: hi, a: 0, b: columns, log: c.X.Log}
 	ys := []float64{0}
 	var shares [][]float64

@@ -46,19 +46,11 @@ type Forest struct {
 	Same   bool   // 1 is no bound: the numbers are compared with it, and neither side is good
 }
 
-// SVG draws it.
-func (c Forest) SVG() []byte { return c.plot().done() }
-
-// Narrow draws it for a narrow screen.
-func (c Forest) Narrow() []byte {
-	c.Frame = c.narrowed()
-	return c.SVG()
-}
-
 // forestText is the width of the claims' words.
 const forestText = 300.0
 
-func (c Forest) plot() *plot {
+func (c Forest) plot(f Frame) *plot {
+	c.Frame = f
 	if c.Frame.Width == 0 {
 		c.Frame.Width = 920
 	}

@@ -2,7 +2,6 @@ package chart
 
 import (
 	"flag"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -51,44 +50,24 @@ func bins(v []float64) (b []Bin) {
 	return b
 }
 
-type drawing interface{ plot() *plot }
+// drawing is a chart in a frame.
+type drawing struct {
+	chart Chart
+	frame Frame
+}
 
-// drawings are made-up charts of every kind, the awkward cases among them.
+func (d drawing) plot() *plot { return d.chart.plot(d.frame) }
+
+// drawings are made-up charts of every kind, the awkward cases among them, for wide and for narrow screens.
 func drawings() map[string]drawing {
-	all := wideDrawings()
-	for name, d := range wideDrawings() {
-		all[name+"-narrow"] = narrow(d)
+	all := map[string]drawing{}
+	for name, c := range charts() {
+		all[name], all[name+"-narrow"] = drawing{c, c.frame()}, drawing{c, c.frame().narrowed()}
 	}
 	return all
 }
 
-// narrow returns a drawing for a narrow screen.
-func narrow(d drawing) drawing {
-	switch c := d.(type) {
-	case Bars:
-		c.Frame = c.narrowed()
-		return c
-	case ECDF:
-		c.Frame = c.narrowed()
-		return c
-	case Percentiles:
-		c.Frame = c.narrowed()
-		return c
-	case Histogram:
-		c.Frame = c.narrowed()
-		return c
-	case Forest:
-		c.Frame = c.narrowed()
-		return c
-	case Line:
-		c.Frame = c.narrowed()
-		return c
-	}
-	panic(fmt.Sprintf("no narrow form of %T", d))
-}
-
-// wideDrawings are those for all other screens.
-func wideDrawings() map[string]drawing {
+func charts() map[string]Chart {
 	ns := []float64{1, 10, 100, 1000, 10000}
 	ratios := func(name string, s Style, base, slope, width float64) Series {
 		out := Series{Name: name, Style: s}
@@ -108,7 +87,7 @@ func wideDrawings() map[string]drawing {
 	}
 	x := Axis{Title: "Services × 10 endpoints", Log: true}
 	direct, nft := lognormal(4000, 60, 0.06, 1), lognormal(4000, 66, 0.08, 2)
-	return map[string]drawing{
+	return map[string]Chart{
 		"line-ratio": Line{
 			Frame: Frame{ID: "r", Title: "New connection through nftables: 1.06 to 1.08 × direct from 1 to 10,000 Services",
 				Footer: madeUp,

@@ -46,17 +46,8 @@ type Line struct {
 // apart.
 const dodge = 5.0
 
-// SVG draws it.
-func (c Line) SVG() []byte { return c.plot().done() }
-
-// Narrow draws it for a narrow screen.
-func (c Line) Narrow() []byte {
-	c.Frame = c.narrowed()
-	return c.SVG()
-}
-
-func (c Line) plot() *plot {
-	p := newPlot(c.Frame, 360, c.Y.Title, c.ghostKeys())
+func (c Line) plot(f Frame) *plot {
+	p := newPlot(f, 360, c.Y.Title, c.ghostKeys())
 	xs, ys := c.values()
 	tags := c.tags()
 	p.axes(c.X, c.Y, xs, ys, tagSpace(tags))

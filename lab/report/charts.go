@@ -34,21 +34,16 @@ type artist struct {
 	charts []drawn
 }
 
-type picture interface {
-	SVG() []byte
-	Narrow() []byte
-}
-
 // wide is the kind of charts that take a page's width.
 const wide = "forest"
 
 // drawing returns a chart with its drawings.
-func drawing(name, kind, title string, p picture) drawn {
-	return drawn{Name: name, Kind: kind, SVG: p.SVG(), Text: title, narrow: p.Narrow()}
+func drawing(name, kind, title string, c chart.Chart) drawn {
+	return drawn{Name: name, Kind: kind, SVG: chart.SVG(c), Text: title, narrow: chart.Narrow(c)}
 }
 
-func (a *artist) add(name, kind, title string, p picture) {
-	a.charts = append(a.charts, drawing(name, kind, title, p))
+func (a *artist) add(name, kind, title string, c chart.Chart) {
+	a.charts = append(a.charts, drawing(name, kind, title, c))
 }
 
 // draw makes every chart that the run has numbers for, in the order of the report.
