@@ -89,6 +89,16 @@ func (h *hostile) policy(name string, pod int) *networkingv1.NetworkPolicy {
 	return p
 }
 
+// each adds a policy of ingress for each pod, by its number, which fill completes.
+func (h *hostile) each(fill func(c int, p *networkingv1.NetworkPolicy)) *hostile {
+	for c := range h.pods {
+		p := h.policy(fmt.Sprintf("big%d", c), c)
+		fill(c, p)
+		h.add(p)
+	}
+	return h
+}
+
 // without returns a peer of all pods whose namespace has no label of that key: it is compared with every pod.
 func without(format string, args ...any) networkingv1.NetworkPolicyPeer {
 	return networkingv1.NetworkPolicyPeer{NamespaceSelector: &metav1.LabelSelector{
@@ -112,8 +122,7 @@ func prefix4(i, bits int) string {
 // nested adds to each pod a policy of rules whose port ranges nest, each with so many peers of its own: none of them
 // with 0, but one for all.
 func (h *hostile) nested(rules, peers int) *hostile {
-	for c := range h.pods {
-		p := h.policy(fmt.Sprintf("big%d", c), c)
+	return h.each(func(c int, p *networkingv1.NetworkPolicy) {
 		for i := range rules {
 			r := networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{portRange(1+i, 65535-i)}}
 			for j := range peers {
@@ -124,15 +133,12 @@ func (h *hostile) nested(rules, peers int) *hostile {
 			}
 			p.Spec.Ingress = append(p.Spec.Ingress, r)
 		}
-		h.add(p)
-	}
-	return h
+	})
 }
 
 // scattered adds to each pod rules that share port ranges drawn at random.
 func (h *hostile) scattered(rules, ports, peers int) *hostile {
-	for c := range h.pods {
-		p := h.policy(fmt.Sprintf("big%d", c), c)
+	return h.each(func(c int, p *networkingv1.NetworkPolicy) {
 		for i := range rules {
 			r := networkingv1.NetworkPolicyIngressRule{}
 			for range ports {
@@ -144,29 +150,23 @@ func (h *hostile) scattered(rules, ports, peers int) *hostile {
 			}
 			p.Spec.Ingress = append(p.Spec.Ingress, r)
 		}
-		h.add(p)
-	}
-	return h
+	})
 }
 
 // oddRanges adds to each pod ranges that no few prefixes hold.
 func (h *hostile) oddRanges(ranges int) *hostile {
-	for c := range h.pods {
-		p := h.policy(fmt.Sprintf("big%d", c), c)
+	return h.each(func(_ int, p *networkingv1.NetworkPolicy) {
 		for i := range ranges {
 			p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{
 				From:  []networkingv1.NetworkPolicyPeer{without("a%d", i%2)},
 				Ports: []networkingv1.NetworkPolicyPort{portRange(1+16*i, 15+16*i)}})
 		}
-		h.add(p)
-	}
-	return h
+	})
 }
 
 // singlePorts adds to each pod as many ports as a policy may have.
 func (h *hostile) singlePorts(ports int) *hostile {
-	for c := range h.pods {
-		p := h.policy(fmt.Sprintf("big%d", c), c)
+	return h.each(func(_ int, p *networkingv1.NetworkPolicy) {
 		for i := range 2 {
 			r := networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{without("a%d", i)}}
 			for j := range ports / 2 {
@@ -174,30 +174,24 @@ func (h *hostile) singlePorts(ports int) *hostile {
 			}
 			p.Spec.Ingress = append(p.Spec.Ingress, r)
 		}
-		h.add(p)
-	}
-	return h
+	})
 }
 
 // exceptions adds to each pod the same CIDR with exceptions of its own, each by itself.
 func (h *hostile) exceptions(n int) *hostile {
-	for c := range h.pods {
-		p := h.policy(fmt.Sprintf("big%d", c), c)
+	return h.each(func(c int, p *networkingv1.NetworkPolicy) {
 		r := networkingv1.NetworkPolicyIngressRule{}
 		for i := range n {
 			r.From = append(r.From, networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: "0.0.0.0/0",
 				Except: []string{prefix4(1<<28+(h.number*8+c)<<20+i<<9, 24)}}})
 		}
 		p.Spec.Ingress = append(p.Spec.Ingress, r)
-		h.add(p)
-	}
-	return h
+	})
 }
 
 // nestedCIDRs adds to each pod CIDRs that nest as deep as they can.
 func (h *hostile) nestedCIDRs(n int) *hostile {
-	for c := range h.pods {
-		p := h.policy(fmt.Sprintf("big%d", c), c)
+	return h.each(func(c int, p *networkingv1.NetworkPolicy) {
 		r := networkingv1.NetworkPolicyIngressRule{}
 		for i := range n {
 			a := 1<<30 + (h.number*8+c)<<20 + i/24*64
@@ -205,15 +199,12 @@ func (h *hostile) nestedCIDRs(n int) *hostile {
 				32-i%24)}})
 		}
 		p.Spec.Ingress = append(p.Spec.Ingress, r)
-		h.add(p)
-	}
-	return h
+	})
 }
 
 // namedPorts adds to each pod rules of egress by the names of ports, and pods as many numbers for each name as count.
 func (h *hostile) namedPorts(names, peers int) *hostile {
-	for c := range h.pods {
-		p := h.policy(fmt.Sprintf("big%d", c), c)
+	h.each(func(c int, p *networkingv1.NetworkPolicy) {
 		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
 		for i := range names {
 			name := intstr.FromString(fmt.Sprintf("n%d-%d", h.number, i))
@@ -223,8 +214,7 @@ func (h *hostile) namedPorts(names, peers int) *hostile {
 			}
 			p.Spec.Egress = append(p.Spec.Egress, r)
 		}
-		h.add(p)
-	}
+	})
 	server := h.pod(h.pods, "elsewhere")
 	for i := range names {
 		for k := range 64 {
@@ -290,28 +280,25 @@ func (h *hostile) tables(rules, pods int) *hostile {
 	for i := range pods {
 		h.add(h.pod(1000+i, "elsewhere"))
 	}
-	for c := range h.pods {
-		p := h.policy(fmt.Sprintf("big%d", c), c)
+	return h.each(func(c int, p *networkingv1.NetworkPolicy) {
 		for i := range rules {
 			p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{
 				From:  []networkingv1.NetworkPolicyPeer{without("a%d-%d", c, i)},
 				Ports: []networkingv1.NetworkPolicyPort{portRange(1+i, 1+i)}})
 		}
-		h.add(p)
-	}
-	return h
+	})
 }
 
 // longTexts has selectors of the longest keys and values.
 func (h *hostile) longTexts(rules int) *hostile {
-	long := func(i, n int) string { return fmt.Sprintf("k%06d", i) + strings.Repeat("x", n-7) }
+	long := func(i int) string { return fmt.Sprintf("k%06d", i) + strings.Repeat("x", 63-7) }
 	for c := range h.pods {
-		p := h.policy(long(c, 63), c)
+		p := h.policy(long(c), c)
 		for i := range rules {
-			e := metav1.LabelSelectorRequirement{Key: strings.Repeat(long(c, 63)+".", 3) + "x/" + long(i, 63),
+			e := metav1.LabelSelectorRequirement{Key: strings.Repeat(long(c)+".", 3) + "x/" + long(i),
 				Operator: metav1.LabelSelectorOpNotIn}
 			for j := range 1000 {
-				e.Values = append(e.Values, long(j+1000*i, 63))
+				e.Values = append(e.Values, long(j+1000*i))
 			}
 			p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{
 				From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{
