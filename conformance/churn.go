@@ -174,9 +174,7 @@ func (c *churn) begin(ctx context.Context) error {
 		return err
 	}
 	l := c.slice("steady http=8080 dns=8053/udp: web-1 web-2 web-3")
-	for _, o := range objects {
-		l = append(l, source.Change{Key: source.KeyOf(o), Object: o})
-	}
+	l = append(l, source.Put(objects...)...)
 	return c.apply(ctx, l)
 }
 

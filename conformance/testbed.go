@@ -367,9 +367,7 @@ func (w *testbed) changes(s *Step) (l []source.Change, err error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, o := range objects {
-			l = append(l, source.Change{Key: source.KeyOf(o), Object: o})
-		}
+		l = append(l, source.Put(objects...)...)
 	}
 	for _, line := range s.Slices {
 		l = append(l, w.slices(line.settle(w.known))...)

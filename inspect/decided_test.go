@@ -22,10 +22,7 @@ import (
 // decided decides objects for a node, everything there is.
 func decided(t testing.TB, node string, objects []source.Object) *Decided {
 	t.Helper()
-	changes := make([]source.Change, len(objects))
-	for i, o := range objects {
-		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
-	}
+	changes := source.Put(objects...)
 	s := service.New(service.Config{Node: node})
 	s.Apply(changes)
 	d := OfServices(s)

@@ -249,10 +249,7 @@ func TestAllNodesDecideAsEachNode(t *testing.T) {
 func sameOnEachNode(t *testing.T, name, world, yaml string) (evaluated, dropped int) {
 	objects := objectsOf(t, yaml, world)
 	c := New(objects, Options{})
-	var changes []source.Change
-	for _, o := range objects {
-		changes = append(changes, source.Change{Key: source.KeyOf(o), Object: o})
-	}
+	changes := source.Put(objects...)
 	nodes := map[string]*model.Policies{}
 	for _, n := range c.names {
 		r := policy.New(policy.Config{Node: n})

@@ -130,6 +130,15 @@ type Change struct {
 	Object Object
 }
 
+// Put returns the changes that report that objects are now so.
+func Put(objects ...Object) []Change {
+	changes := make([]Change, len(objects))
+	for i, o := range objects {
+		changes[i] = Change{Key: KeyOf(o), Object: o}
+	}
+	return changes
+}
+
 // Problem is something in the input that could not be taken as it stands. It never stops the rest of the input.
 type Problem struct {
 	Object  Key    `json:"object"`          // zero where the text names none

@@ -218,7 +218,7 @@ func (n *nodeFlags) read(ctx context.Context, withPods bool) (*inspect.Node, err
 // resolved decides what objects come to.
 func (d decided) resolved(objects []source.Object, problems []source.Problem) *inspect.Node {
 	r := resolve.New(d.resolve)
-	changes := changesOf(objects)
+	changes := source.Put(objects...)
 	r.Apply(changes)
 	w := d.inspected()
 	w.Decided, w.Objects = inspect.OfServices(r), objects
@@ -243,14 +243,6 @@ func (d decided) resolved(objects []source.Object, problems []source.Problem) *i
 	w.Services.Policies = p.Policies()
 	w.Problems = append(w.Problems, p.Problems()...)
 	return w
-}
-
-func changesOf(objects []source.Object) []source.Change {
-	changes := make([]source.Change, len(objects))
-	for i, o := range objects {
-		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
-	}
-	return changes
 }
 
 // decidedByAgent returns what the agent of this network namespace decided.

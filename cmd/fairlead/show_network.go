@@ -19,6 +19,7 @@ import (
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/resolve/network"
+	"fairlead.dev/fairlead/source"
 )
 
 // showNetwork returns the command that compares the pod network with the kernel.
@@ -73,7 +74,7 @@ func decideNetwork(ctx context.Context, n *nodeFlags) (*config.Config, *inspect.
 		return nil, nil, err
 	}
 	r := network.New(set)
-	r.Apply(changesOf(objects))
+	r.Apply(source.Put(objects...))
 	return c, &inspect.Decided{Services: &model.Snapshot{Node: &model.Node{Name: services.Node}}, Network: r.Network(),
 		Problems: append(problems, r.Problems()...)}, nil
 }

@@ -25,10 +25,7 @@ type Changed struct {
 // a resolver for another mode doesn't have. What no mode supports is the objects' own fault.
 func Lacks(objects []source.Object, config resolve.Config, options mode.Options, modes []string) (map[string][]string,
 	error) {
-	changes := make([]source.Change, len(objects))
-	for i, o := range objects {
-		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
-	}
+	changes := source.Put(objects...)
 	type problem struct {
 		object               source.Key
 		field, reason, entry string

@@ -106,11 +106,7 @@ func Spare(service, endpoint int) netip.Addr {
 
 // Put returns changes that make objects known to a resolver.
 func Put(objects ...source.Object) []source.Change {
-	l := make([]source.Change, len(objects))
-	for i, o := range objects {
-		l[i] = source.Change{Key: source.KeyOf(o), Object: o}
-	}
-	return l
+	return source.Put(objects...)
 }
 
 // Folder is a cluster as manifests, and a path outside where the next file is written before it is moved in.

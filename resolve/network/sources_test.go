@@ -29,7 +29,7 @@ func sourcesResolver() *Resolver {
 			Spec: corev1.NodeSpec{PodCIDRs: []string{fmt.Sprintf("10.244.%d.0/24", i+1)}},
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP,
 				Address: fmt.Sprintf("192.168.0.%d", i+1)}}}}
-		r.Apply([]source.Change{{Key: source.KeyOf(n), Object: n}})
+		r.Apply(source.Put(n))
 	}
 	return r
 }
@@ -85,7 +85,7 @@ func TestAllowedSourcesAreGrantedByNamespace(t *testing.T) {
 	}
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "c"},
 		Spec: corev1.NodeSpec{PodCIDRs: []string{"198.51.100.0/25"}}}
-	r.Apply([]source.Change{{Key: source.KeyOf(n), Object: n}})
+	r.Apply(source.Put(n))
 	if got := fmt.Sprint(r.Sources()); got != "map[]" || !strings.Contains(fmt.Sprint(r.Problems()), "Node c") {
 		t.Errorf("pods of a Node have that range now: %s, %v", got, r.Problems())
 	}

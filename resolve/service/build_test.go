@@ -222,9 +222,7 @@ func externalIPsOf(ips ...string) editNode {
 // Running: objects in, text out.
 
 func puts(objects ...source.Object) (cs []source.Change) {
-	for _, o := range objects {
-		cs = append(cs, source.Change{Key: source.KeyOf(o), Object: o})
-	}
+	cs = append(cs, source.Put(objects...)...)
 	return cs
 }
 

@@ -37,10 +37,7 @@ func New(objects ...source.Object) *Server {
 	for _, r := range resources() {
 		s.collections[r.kind] = &collection{resource: r, objects: map[types.NamespacedName]*state{}}
 	}
-	changes := make([]source.Change, len(objects))
-	for i, o := range objects {
-		changes[i] = source.Change{Key: source.KeyOf(o), Object: o}
-	}
+	changes := source.Put(objects...)
 	s.Apply(changes...)
 	return s
 }

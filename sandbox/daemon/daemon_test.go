@@ -94,9 +94,7 @@ func (f *feed) Run(ctx context.Context, deliver func(source.Batch)) error {
 }
 
 func batch(objects ...source.Object) (b source.Batch) {
-	for _, o := range objects {
-		b.Changes = append(b.Changes, source.Change{Key: source.KeyOf(o), Object: o})
-	}
+	b.Changes = append(b.Changes, source.Put(objects...)...)
 	return b
 }
 

@@ -50,41 +50,13 @@ func Decide(objects []source.Object) *Decided {
 
 // Apply takes in objects that are new or changed.
 func (d *Decided) Apply(objects ...source.Object) model.Change[model.PolicyPart] {
-	var changes []source.Change
-	for _, o := range objects {
-		changes = append(changes, source.Change{Key: source.KeyOf(o), Object: o})
-	}
-	c := d.Resolver.Apply(changes)
+	c := d.Resolver.Apply(source.Put(objects...))
 	d.Now.Apply(c)
 	return c
 }
 
 // Parts returns all parts.
-func (d *Decided) Parts() []model.PolicyPart {
-	l := []model.PolicyPart{d.Now.Node}
-	for _, v := range d.Now.Devices {
-		l = append(l, v)
-	}
-	for _, v := range d.Now.Subjects {
-		l = append(l, v)
-	}
-	for _, v := range d.Now.Singles {
-		l = append(l, v)
-	}
-	for _, v := range d.Now.Ranges {
-		l = append(l, v)
-	}
-	for _, v := range d.Now.Rulesets {
-		l = append(l, v)
-	}
-	for _, v := range d.Now.Tables {
-		l = append(l, v)
-	}
-	for _, v := range d.Now.Verdicts {
-		l = append(l, v)
-	}
-	return l
-}
+func (d *Decided) Parts() []model.PolicyPart { return d.Now.Parts() }
 
 // Worlds returns the objects of each file of testdata/worlds.txtar, by name, and the names. Node n1 is the
 // one under test.
