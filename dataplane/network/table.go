@@ -43,12 +43,8 @@ type Table struct {
 
 // Declare returns the declaration of a table whose chains have these hooks by name, each of which begins with Hooked.
 func Declare(name, layout string, hooks map[string]*nftables.Hook, sets ...nftables.Set) *table.Table[TableKey] {
-	t := &table.Table[TableKey]{Name: name, Layout: layout, Sets: map[string]nftables.Set{},
-		Hooks: hooks, Of: func(k table.Key) TableKey { return TableKey{k} }}
-	for _, s := range sets {
-		t.Sets[s.Name] = s
-	}
-	return t
+	return &table.Table[TableKey]{Name: name, Layout: layout, Sets: table.ByName(sets), Hooks: hooks,
+		Of: func(k table.Key) TableKey { return TableKey{k} }}
 }
 
 // OpenTable opens a declared table in the calling thread's network namespace.

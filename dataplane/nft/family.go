@@ -28,6 +28,23 @@ var (
 	IPv6 = &Family{"6", unix.NFPROTO_IPV6, 4, 8, 24, nft.IPv6, nft.CtSrcIP6, nft.CtDstIP6, netip.IPv6Unspecified()}
 )
 
+// OfFamily returns, of what there is for each family, IPv4 first, that of an address.
+func OfFamily[T any](families []T, a netip.Addr) T {
+	if a.Is4() {
+		return families[0]
+	}
+	return families[1]
+}
+
+// ByName returns sets by their names.
+func ByName(sets []nft.Set) map[string]nft.Set {
+	m := map[string]nft.Set{}
+	for _, s := range sets {
+		m[s.Name] = s
+	}
+	return m
+}
+
 // Has reports whether an address is of the family.
 func (f *Family) Has(a netip.Addr) bool { return a.BitLen() == f.Any.BitLen() }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -35,6 +36,14 @@ const (
 
 // Families are both families.
 var Families = []Family{IPv4, IPv6}
+
+// FamilyOf returns an address's family.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
 
 // command returns the name of a family's command: "iptables-nft-save".
 func (f Family) command(v Variant, verb string) string {

@@ -70,16 +70,8 @@ func protoFor(f *table.Family) *proto {
 
 var protos = []*proto{protoFor(table.IPv4), protoFor(table.IPv6)}
 
-// indexOf returns the index of an address's family in protos.
-func indexOf(a netip.Addr) int {
-	if a.Is4() {
-		return 0
-	}
-	return 1
-}
-
 // protoOf returns an address's family.
-func protoOf(a netip.Addr) *proto { return protos[indexOf(a)] }
+func protoOf(a netip.Addr) *proto { return table.OfFamily(protos, a) }
 
 // priority is ahead of connection tracking and whatever others put before that.
 const priority = -390
@@ -347,7 +339,7 @@ func farEnd(v *model.Route) (l []network.TableFact) {
 	}
 	l = append(l, declared.Element(p.end, v.End.AsSlice(), ""), declared.Element(p.sender, p.senderKey(v.End), ""))
 	for _, r := range behind {
-		f := within(p.behind[indexOf(r.Addr())], nil, r)
+		f := within(table.OfFamily(p.behind[:], r.Addr()), nil, r)
 		f.Value = string(v.End.AsSlice())
 		l = append(l, f)
 	}

@@ -16,7 +16,7 @@ func devicesOf(v *model.Device) (facts []Fact) {
 		set := setPrefix(f) + setEntry
 		facts = append(facts, setFact(f, set), Fact{Key: Key{Kind: KindDevice, Family: f, Name: v.Name}})
 		for _, p := range v.Sources {
-			if familyOf(p.Addr()) == f {
+			if iptables.FamilyOf(p.Addr()) == f {
 				facts = append(facts, Fact{Key: Key{Kind: KindElement, Family: f, Name: set, Prefix: p, Device: v.Name}})
 			}
 		}

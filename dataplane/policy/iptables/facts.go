@@ -202,14 +202,6 @@ func chain(f iptables.Family, name string, rules []string) Fact {
 // digest returns what stands for a chain's rules.
 func digest(rules []string) string { return hashed(strings.Join(rules, "\n")) }
 
-// familyOf returns an address's family.
-func familyOf(a netip.Addr) iptables.Family {
-	if a.Is4() {
-		return iptables.IPv4
-	}
-	return iptables.IPv6
-}
-
 // Render implements dataplane.Plane, of what a Join returns. What that takes apart has no facts of its own.
 func (p *Plane) Render(part model.PolicyPart) []Fact {
 	switch v := part.(type) {
@@ -239,7 +231,7 @@ func node(v *model.PolicyNode, f iptables.Family) (facts []Fact) {
 		name = setPrefix(f) + name
 		facts = append(facts, setFact(f, name))
 		for _, p := range of {
-			if familyOf(p.Addr()) == f {
+			if iptables.FamilyOf(p.Addr()) == f {
 				facts = append(facts, element(f, name, p, "")...)
 			}
 		}
@@ -268,7 +260,7 @@ func node(v *model.PolicyNode, f iptables.Family) (facts []Fact) {
 // facts returns a member's elements.
 func (m *Member) facts() (facts []Fact) {
 	r := m.PolicyPart.(*model.Peer).Range
-	f, prefixes := familyOf(r.First), m.prefixes
+	f, prefixes := iptables.FamilyOf(r.First), m.prefixes
 	if prefixes == nil {
 		prefixes = []netip.Prefix{netip.PrefixFrom(r.First, r.First.BitLen())}
 	}

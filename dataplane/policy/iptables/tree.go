@@ -42,7 +42,7 @@ func subjectOf(v *model.Subject) subject {
 }
 
 func (s subject) key() Key {
-	return Key{Kind: KindSubject, Family: familyOf(s.addr), Prefix: netip.PrefixFrom(s.addr, s.addr.BitLen())}
+	return Key{Kind: KindSubject, Family: iptables.FamilyOf(s.addr), Prefix: netip.PrefixFrom(s.addr, s.addr.BitLen())}
 }
 
 // String returns the value of the subject's fact.
@@ -186,7 +186,7 @@ func (t *trees) leaf(chain string, words []string) {
 	}
 	p, err := netip.ParsePrefix(words[1])
 	target := words[len(words)-1]
-	if err != nil || !p.IsSingleIP() || familyOf(p.Addr()) != t.family || isTree(target) {
+	if err != nil || !p.IsSingleIP() || iptables.FamilyOf(p.Addr()) != t.family || isTree(target) {
 		return
 	}
 	s, known := t.subjects[p.Addr()]

@@ -74,12 +74,7 @@ func protoFor(f *table.Family) *proto {
 var protos = []*proto{protoFor(table.IPv4), protoFor(table.IPv6)}
 
 // protoOf returns an address's family.
-func protoOf(a netip.Addr) *proto {
-	if a.Is4() {
-		return protos[0]
-	}
-	return protos[1]
-}
+func protoOf(a netip.Addr) *proto { return table.OfFamily(protos, a) }
 
 // Names of the sets of both families.
 const (

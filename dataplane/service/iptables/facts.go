@@ -79,14 +79,6 @@ func (k Key) Rank() int { return int(k.Kind) }
 // altered is the beginning of the value of what is not as this plane writes it.
 const altered = "altered: "
 
-// familyOf returns an address's family.
-func familyOf(a netip.Addr) iptables.Family {
-	if a.Is4() {
-		return iptables.IPv4
-	}
-	return iptables.IPv6
-}
-
 // Render implements dataplane.Plane. A family whose commands are not installed has no facts of the node and of health
 // checks: frontends that need them are refused before they come here (Capabilities.Unserved).
 func (p *Plane) Render(part model.ServicePart) []Fact {
@@ -131,7 +123,7 @@ func renderRemotes(v *model.ServiceNode) (facts []Fact) {
 }
 
 func remoteFact(a netip.Addr) Fact {
-	return fact(Key{Kind: KindRemote, Family: familyOf(a), Entry: model.Entry{Addr: a}}, "serves node ports")
+	return fact(Key{Kind: KindRemote, Family: iptables.FamilyOf(a), Entry: model.Entry{Addr: a}}, "serves node ports")
 }
 
 // renderNode returns what holds for this node, once for each family.
@@ -140,17 +132,17 @@ func (p *Plane) renderNode(v *model.ServiceNode) (facts []Fact) {
 		n := node{interfaces: interfaces(v.PodInterfaces), localhost: v.Localhost && f == iptables.IPv4,
 			liberal: p.liberal != nil && p.liberal(), counted: p.counted}
 		for _, r := range v.Pods {
-			if familyOf(r.Addr()) == f {
+			if iptables.FamilyOf(r.Addr()) == f {
 				n.pods = append(n.pods, r)
 			}
 		}
 		for _, r := range v.NodePorts {
-			if familyOf(r.First) == f {
+			if iptables.FamilyOf(r.First) == f {
 				n.ports = append(n.ports, r)
 			}
 		}
 		for _, r := range v.ServiceRanges {
-			if familyOf(r.First) == f {
+			if iptables.FamilyOf(r.First) == f {
 				n.services = append(n.services, r)
 			}
 		}
@@ -278,7 +270,7 @@ func renderPool(v *model.Pool) []Fact {
 	if len(v.Backends) == 0 {
 		return nil
 	}
-	k := Key{Kind: KindPool, Family: familyOf(v.Backends[0].Addr.Addr()), Name: poolChain(v)}
+	k := Key{Kind: KindPool, Family: iptables.FamilyOf(v.Backends[0].Addr.Addr()), Name: poolChain(v)}
 	return []Fact{{Key: k, Value: poolOf(v).String(), Body: v}}
 }
 
@@ -365,7 +357,7 @@ func renderClusterIP(v *model.ClusterIP) Fact {
 
 // fact returns the fact of an entry's place in the tree.
 func (f *frontend) fact() Fact {
-	k := Key{Kind: KindFrontend, Family: familyOf(f.entry.Addr), Entry: f.entry}
+	k := Key{Kind: KindFrontend, Family: iptables.FamilyOf(f.entry.Addr), Entry: f.entry}
 	return Fact{Key: k, Value: f.String(), Body: f}
 }
 

@@ -145,12 +145,7 @@ type proto struct{ *table.Family }
 var protos = []*proto{{table.IPv4}, {table.IPv6}}
 
 // protoOf returns an address's family.
-func protoOf(a netip.Addr) *proto {
-	if a.Is4() {
-		return protos[0]
-	}
-	return protos[1]
-}
+func protoOf(a netip.Addr) *proto { return table.OfFamily(protos, a) }
 
 // protoNamed returns the family of a fact's name, 4 or 6.
 func protoNamed(name string) *proto {
@@ -188,15 +183,7 @@ func (p *proto) sets() []nft.Set {
 var numbers = nft.Set{Name: "pool", Key: []nft.Type{nft.Integer}, Data: []nft.Type{nft.Mark}}
 
 // allSets returns every set of the table by name.
-var allSets = func() map[string]nft.Set {
-	m := map[string]nft.Set{numbers.Name: numbers}
-	for _, p := range protos {
-		for _, s := range p.sets() {
-			m[s.Name] = s
-		}
-	}
-	return m
-}()
+var allSets = table.ByName(slices.Concat(protos[0].sets(), protos[1].sets(), []nft.Set{numbers}))
 
 // element returns the fact of an element.
 func element(set string, key []byte, value string) Fact { return declared.Element(set, key, value) }

@@ -124,12 +124,7 @@ var protos = []*proto{
 }
 
 // protoOf returns an address's family.
-func protoOf(a netip.Addr) *proto {
-	if a.Is4() {
-		return protos[0]
-	}
-	return protos[1]
-}
+func protoOf(a netip.Addr) *proto { return table.OfFamily(protos, a) }
 
 // affinitySize is how many clients of all pools of a family are remembered, each once for each of its pools.
 const affinitySize = 1 << 17
@@ -161,15 +156,7 @@ func (p *proto) sets() []nft.Set {
 }
 
 // allSets returns every set of the table by name.
-var allSets = func() map[string]nft.Set {
-	m := map[string]nft.Set{}
-	for _, p := range protos {
-		for _, s := range p.sets() {
-			m[s.Name] = s
-		}
-	}
-	return m
-}()
+var allSets = table.ByName(slices.Concat(protos[0].sets(), protos[1].sets()))
 
 // element returns the fact of an element.
 func element(set string, key []byte, value string) Fact { return declared.Element(set, key, value) }
