@@ -12,13 +12,7 @@ import (
 
 func TestKernelHoldsWhatIsWritten(t *testing.T) {
 	for _, held := range []bool{true, false} {
-		netnstest.Do(t, func() {
-			p, err := New()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer p.Close()
+		netnstest.With(t, New, func(p *Plane) {
 			if !p.Held() {
 				t.Error("this kernel has NFQUEUE, and it isn't used")
 			}

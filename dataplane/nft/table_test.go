@@ -57,13 +57,7 @@ func (t *Table[K]) everything() []Fact[K] {
 
 // in runs a test in a namespace with a connection to its nf_tables.
 func in(t *testing.T, test func(c *nftables.Conn)) {
-	netnstest.Do(t, func() {
-		c, err := nftables.Open()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer c.Close()
+	netnstest.With(t, nftables.Open, func(c *nftables.Conn) {
 		test(c)
 	})
 }

@@ -22,13 +22,7 @@ func elements(texts ...string) (l []Element) {
 
 // run runs a test's body in a namespace with a connection to its sets.
 func run(t *testing.T, body func(c *Conn)) {
-	netnstest.Do(t, func() {
-		c, err := Open()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer c.Close()
+	netnstest.With(t, Open, func(c *Conn) {
 		body(c)
 	})
 }

@@ -166,13 +166,7 @@ const unprintable = "ct state vmap { invalid : drop }"
 
 // Of a table that save can't print, our chains and built-in ones are read, and what leads to ours is removed.
 func TestSaveOfUnprintableTable(t *testing.T) {
-	netnstest.Do(t, func() {
-		c, err := Open(NFT, "OURS-", "filter")
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer c.Close()
+	netnstest.With(t, func() (*Conn, error) { return Open(NFT, "OURS-", "filter") }, func(c *Conn) {
 		restore := func(lines string) {
 			if err := c.Restore(t.Context(), IPv4, []byte("*filter\n"+lines+"\nCOMMIT\n")); err != nil {
 				t.Error(err)
@@ -270,13 +264,7 @@ func TestWatchReportsForeignChangesOnly(t *testing.T) {
 
 // A look of the watch's can fall between what a command of ours does and its end.
 func TestNoScanWhileWriting(t *testing.T) {
-	netnstest.Do(t, func() {
-		c, err := Open(Legacy, "OURS-", "nat")
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer c.Close()
+	netnstest.With(t, func() (*Conn, error) { return Open(Legacy, "OURS-", "nat") }, func(c *Conn) {
 		w := c.witness.(*counts)
 		change := func(chain string) {
 			if out, err := exec.Command("iptables-legacy", "-t", "nat", "-N", chain).CombinedOutput(); err != nil {

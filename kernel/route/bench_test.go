@@ -64,13 +64,8 @@ func BenchmarkPut(b *testing.B) {
 
 // inNamespace runs f in a new namespace whose loopback is up, and returns the processor time that it takes.
 func inNamespace(b *testing.B, f func(*netlink.Socket, *vnetlink.Handle)) (used time.Duration) {
-	netnstest.Do(b, func() {
-		s, err := netlink.Open(unix.NETLINK_ROUTE, 0)
-		if err != nil {
-			b.Error(err)
-			return
-		}
-		defer s.Close()
+	open := func() (*netlink.Socket, error) { return netlink.Open(unix.NETLINK_ROUTE, 0) }
+	netnstest.With(b, open, func(s *netlink.Socket) {
 		h, err := vnetlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			b.Error(err)

@@ -69,16 +69,10 @@ func longestByIPIP(c *cluster) {
 
 // TestKernelWithoutIPIPIsNamed is for this machine's kernel, which lacks it.
 func TestKernelWithoutIPIPIsNamed(t *testing.T) {
-	netnstest.Do(t, func() {
-		p, err := New()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer p.Close()
+	netnstest.With(t, New, func(p *Plane) {
 		device := Fact{Key: Key{Kind: KindDevice, Name: nameOf(IPIPDevice)},
 			Value: Value{Device: "lo", Via: netip.MustParseAddr("127.0.0.1"), MTU: 1480}}
-		err = p.Write(t.Context(), []Fact{device}, nil)
+		err := p.Write(t.Context(), []Fact{device}, nil)
 		refused := (*dataplane.Refused[Key])(nil)
 		switch {
 		case err == nil: // this kernel has it

@@ -568,20 +568,14 @@ func byKey(facts []Fact) map[Key]Value {
 }
 
 func TestRefusedFactsAreNamed(t *testing.T) {
-	netnstest.Do(t, func() {
-		p, err := New()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer p.Close()
+	netnstest.With(t, New, func(p *Plane) {
 		via := netip.MustParseAddr("192.168.0.2")
 		good := Fact{Key: Key{Kind: KindRoute, To: netip.MustParsePrefix("10.244.1.0/24")}, Value: Value{Unreachable: true}}
 		bad := Fact{Key: Key{Kind: KindRoute, To: netip.MustParsePrefix("10.244.2.0/24")}, Value: Value{Device: "eth9",
 			Via: via}}
 		down := Fact{Key: Key{Kind: KindRoute, To: netip.MustParsePrefix("10.244.3.0/24")}, Value: Value{Device: "lo",
 			Via: via}}
-		err = p.Write(t.Context(), []Fact{bad, good, down}, nil)
+		err := p.Write(t.Context(), []Fact{bad, good, down}, nil)
 		refused, ok := errors.AsType[*dataplane.Refused[Key]](err)
 		if !ok || len(refused.Facts) != 2 || !strings.Contains(refused.Facts[bad.Key].Error(), "no device eth9") ||
 			!strings.Contains(refused.Facts[down.Key].Error(), "10.244.3.0/24") {

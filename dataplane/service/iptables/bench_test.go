@@ -28,13 +28,7 @@ func sizes(b *testing.B, run func(b *testing.B, n int, p *Plane)) {
 	for _, v := range []Variant{Legacy, NFT} {
 		for _, n := range []int{10, 10000} {
 			b.Run(fmt.Sprintf("%s/services=%d", v, n), func(b *testing.B) {
-				netnstest.Do(b, func() {
-					p, err := NewVariant(v)
-					if err != nil {
-						b.Error(err)
-						return
-					}
-					defer p.Close()
+				netnstest.With(b, func() (*Plane, error) { return NewVariant(v) }, func(p *Plane) {
 					run(b, n, p)
 					b.ReportMetric(float64(spent().Milliseconds())/float64(b.N), "cpu-ms/op")
 				})

@@ -38,13 +38,7 @@ func TestMain(m *testing.M) {
 func eachVariant(t *testing.T, body func(t *testing.T, p *Plane)) {
 	for _, v := range []Variant{Legacy, NFT} {
 		t.Run(string(v), func(t *testing.T) {
-			netnstest.Do(t, func() {
-				p, err := NewVariant(v)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer p.Close()
+			netnstest.With(t, func() (*Plane, error) { return NewVariant(v) }, func(p *Plane) {
 				body(t, p)
 			})
 		})
@@ -176,13 +170,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("mark %#x is taken", mark)
 		}
 	}
-	netnstest.Do(t, func() {
-		first, err := NewVariant(NFT)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer first.Close()
+	netnstest.With(t, func() (*Plane, error) { return NewVariant(NFT) }, func(first *Plane) {
 		want := servicetest.Facts(t, first, everything().Parts())
 		if err := first.Write(t.Context(), want, nil); err != nil {
 			t.Error(err)
@@ -413,13 +401,7 @@ func TestOneFamilyAlone(t *testing.T) {
 // Rules that accept must not come before those of a policy engine.
 func TestPoliciesStayFirst(t *testing.T) {
 	for _, v := range []Variant{NFT, Legacy} {
-		netnstest.Do(t, func() {
-			p, err := NewVariant(v)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer p.Close()
+		netnstest.With(t, func() (*Plane, error) { return NewVariant(v) }, func(p *Plane) {
 			if _, err := p.Read(t.Context()); err != nil {
 				t.Error(err)
 			}

@@ -13,13 +13,7 @@ import (
 )
 
 func TestDeliveryIsMadeReadAndDeleted(t *testing.T) {
-	netnstest.Do(t, func() {
-		ns, err := netns.Current()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer ns.Close()
+	netnstest.With(t, netns.Current, func(ns *netns.Namespace) {
 		c, err := link.Dial(ns)
 		if err != nil {
 			t.Error(err)

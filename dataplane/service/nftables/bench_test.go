@@ -27,12 +27,7 @@ func BenchmarkColdSync(b *testing.B) {
 			parts := servicetest.Services(n)
 			for b.Loop() {
 				b.StopTimer()
-				netnstest.Do(b, func() {
-					p, err := New()
-					if err != nil {
-						b.Fatal(err)
-					}
-					defer p.Close()
+				netnstest.With(b, New, func(p *Plane) {
 					b.StartTimer()
 					load(b, p, parts)
 					b.StopTimer()
@@ -46,12 +41,7 @@ func BenchmarkColdSync(b *testing.B) {
 func BenchmarkReplaceBackend(b *testing.B) {
 	for _, n := range []int{10, 10000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			netnstest.Do(b, func() {
-				p, err := New()
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer p.Close()
+			netnstest.With(b, New, func(p *Plane) {
 				load(b, p, servicetest.Services(n))
 				i := 0
 				for b.Loop() {
@@ -68,12 +58,7 @@ func BenchmarkReplaceBackend(b *testing.B) {
 }
 
 func BenchmarkRead(b *testing.B) {
-	netnstest.Do(b, func() {
-		p, err := New()
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer p.Close()
+	netnstest.With(b, New, func(p *Plane) {
 		load(b, p, servicetest.Services(10000))
 		for b.Loop() {
 			if _, err := p.Read(b.Context()); err != nil {

@@ -53,13 +53,7 @@ func everything() *model.Snapshot {
 }
 
 func TestKernelReturnsWhatIsWritten(t *testing.T) {
-	netnstest.Do(t, func() {
-		p, err := New()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer p.Close()
+	netnstest.With(t, New, func(p *Plane) {
 		want := servicetest.Facts(t, p, everything().Parts())
 		steps := []struct {
 			name           string

@@ -124,6 +124,16 @@ func serves(protocol model.Protocol, port uint16, ports ...uint16) (*model.Front
 		Internal: t, External: t}, p
 }
 
+// newServed returns a stage with a listener, to which the vip leads.
+func newServed(t testing.TB) (*stage, *net.TCPListener) {
+	t.Helper()
+	s := newStage(t)
+	l := s.listen(8080)
+	f, p := serves(model.TCP, 80, 8080)
+	s.check(s.apply(p, f))
+	return s, l
+}
+
 // listen listens at the server.
 func (s *stage) listen(port int) *net.TCPListener {
 	s.Helper()
@@ -185,10 +195,7 @@ func (s *stage) exchange(from, to net.Conn, text string) {
 }
 
 func TestHalfCloseIsPreserved(t *testing.T) {
-	s := newStage(t)
-	l := s.listen(8080)
-	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.apply(p, f))
+	s, l := newServed(t)
 	client, server := s.pair(l)
 	s.exchange(client, server, "question")
 	s.check(client.CloseWrite())
@@ -215,10 +222,7 @@ func (s *stage) settled() {
 }
 
 func TestResetIsPassedOn(t *testing.T) {
-	s := newStage(t)
-	l := s.listen(8080)
-	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.apply(p, f))
+	s, l := newServed(t)
 	for i := range 2 {
 		client, server := s.pair(l)
 		ends := []*net.TCPConn{client, server}
@@ -233,10 +237,7 @@ func TestResetIsPassedOn(t *testing.T) {
 
 // Who has said much, and that it was all, and then resets, is not left behind by a backend that says nothing.
 func TestResetAfterMuchIsPassedOn(t *testing.T) {
-	s := newStage(t)
-	l := s.listen(8080)
-	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.apply(p, f))
+	s, l := newServed(t)
 	client, server := s.pair(l)
 	_, err := client.Write(make([]byte, 1<<20))
 	s.check(err, client.CloseWrite())
@@ -248,10 +249,7 @@ func TestResetAfterMuchIsPassedOn(t *testing.T) {
 }
 
 func TestBytesArriveWhateverWaits(t *testing.T) {
-	s := newStage(t)
-	l := s.listen(8080)
-	f, p := serves(model.TCP, 80, 8080)
-	s.check(s.apply(p, f))
+	s, l := newServed(t)
 	client, server := s.pair(l)
 	// The server does not read: the client is held up, since no buffer on the path holds more than a little.
 	sent := int64(0)
@@ -329,10 +327,7 @@ func TestLargeSegmentsArrive(t *testing.T) {
 // Whatever is gathered is moved in the end, with a fine clock and without.
 func TestTheLastOfMuchArrives(t *testing.T) {
 	for _, coarse := range []bool{false, true} {
-		s := newStage(t)
-		l := s.listen(8080)
-		f, p := serves(model.TCP, 80, 8080)
-		s.check(s.apply(p, f))
+		s, l := newServed(t)
 		for _, o := range s.plane.loops {
 			o.do(func() { o.coarse = o.coarse || coarse })
 		}
@@ -732,10 +727,7 @@ func TestResetEndsWhatCannotMove(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newStage(t)
-			l := s.listen(8080)
-			f, p := serves(model.TCP, 80, 8080)
-			s.check(s.apply(p, f))
+			s, l := newServed(t)
 			client, server := s.pair(l)
 			prepare(s, client, server)
 			s.check(client.SetLinger(0), client.Close())

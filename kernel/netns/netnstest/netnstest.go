@@ -3,6 +3,7 @@ package netnstest
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"sync/atomic"
@@ -28,6 +29,20 @@ func Do(t testing.TB, body func()) {
 		body()
 	}()
 	<-done
+}
+
+// With runs a test's body as Do does, with what open opens in that network namespace.
+func With[C io.Closer](t testing.TB, open func() (C, error), body func(C)) {
+	t.Helper()
+	Do(t, func() {
+		c, err := open()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		body(c)
+	})
 }
 
 var made atomic.Int32
