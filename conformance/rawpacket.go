@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/inet"
 )
 
 // Lengths of headers.
@@ -94,17 +96,13 @@ func fragments(packet []byte, pieces int) (l [][]byte) {
 
 // sendRaw sends packets with the headers that they have, in the calling thread's network namespace.
 func sendRaw(to netip.Addr, packets [][]byte) error {
-	family, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: to.As16()})
-	if to.Is4() {
-		family, address = unix.AF_INET, &unix.SockaddrInet4{Addr: to.As4()}
-	}
-	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	fd, err := unix.Socket(inet.Family(to), unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
 		return fmt.Errorf("open a raw socket: %w", err)
 	}
 	defer unix.Close(fd)
 	for _, p := range packets {
-		if err := unix.Sendto(fd, p, 0, address); err != nil {
+		if err := unix.Sendto(fd, p, 0, inet.Sockaddr(netip.AddrPortFrom(to, 0))); err != nil {
 			return fmt.Errorf("send a packet to %s: %w", to, err)
 		}
 	}

@@ -16,10 +16,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/kernel/conntrack"
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -100,12 +99,12 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	families := map[uint8]bool{}
 	for _, f := range del {
 		if c.remove(f) {
-			families[familyOf(f.Key.Addr)] = true
+			families[uint8(inet.Family(f.Key.Addr))] = true
 		}
 	}
 	for _, f := range put {
 		c.add(f)
-		families[familyOf(f.Key.Addr)] = true
+		families[uint8(inet.Family(f.Key.Addr))] = true
 	}
 	if len(families) == 0 || len(c.now)+len(c.past)+len(c.ports) == 0 {
 		return nil
@@ -119,21 +118,6 @@ func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 		err = errors.Join(err, e)
 	}
 	return err
-}
-
-func familyOf(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-// anyAddr returns the address that stands for every one of the node's in an entry, of a's family.
-func anyAddr(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }
 
 // cutter decides about flows.
@@ -188,7 +172,7 @@ func (c cutter) stale(f conntrack.Flow) bool {
 	if yes, known := c.decide(k, f); known {
 		return yes
 	}
-	port := Key{Addr: anyAddr(k.Addr), Port: k.Port, Protocol: k.Protocol}
+	port := Key{Addr: inet.Unspecified(k.Addr), Port: k.Port, Protocol: k.Protocol}
 	if c.own[k.Addr] {
 		yes, _ := c.decide(port, f)
 		return yes

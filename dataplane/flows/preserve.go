@@ -9,6 +9,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/nft"
 	"fairlead.dev/fairlead/kernel/conntrack"
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/nftables"
 	"fairlead.dev/fairlead/model"
 )
@@ -70,7 +71,7 @@ func (l Entries) has(f conntrack.Flow, own map[netip.Addr]bool) bool {
 	if l[e] || !own[e.Addr] && !l[model.Entry{Addr: e.Addr}] {
 		return l[e]
 	}
-	e.Addr = anyAddr(e.Addr)
+	e.Addr = inet.Unspecified(e.Addr)
 	return l[e]
 }
 

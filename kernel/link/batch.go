@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/netlink"
 )
 
@@ -36,18 +37,11 @@ func DeleteAddresses(b *netlink.Batch, l ...Address) {
 
 func (a Address) write(m *netlink.Buffer) {
 	const flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE
-	*m = append(*m, familyOf(a.Prefix.Addr()), uint8(a.Prefix.Bits()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE)
+	*m = append(*m, uint8(inet.Family(a.Prefix.Addr())), uint8(a.Prefix.Bits()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE)
 	*m = binary.NativeEndian.AppendUint32(*m, uint32(a.Dev))
 	m.Bytes(unix.IFA_LOCAL, a.Prefix.Addr().AsSlice())
 	m.Bytes(unix.IFA_ADDRESS, a.Prefix.Addr().AsSlice())
 	m.Uint32(unix.IFA_FLAGS, flags)
-}
-
-func familyOf(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 // AddressesOf returns the addresses of one device, those that the kernel made itself (IPv6 link-local) left out.
@@ -67,7 +61,7 @@ func PutNeighbours(b *netlink.Batch, l ...Neighbour) {
 		said := func() string { return fmt.Sprintf("set neighbour %s on interface %d", n.Addr, n.Dev) }
 		b.Add(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, said, func(m *netlink.Buffer) {
 			n.write(m,
-				familyOf(n.Addr), 0)
+				uint8(inet.Family(n.Addr)), 0)
 		})
 	}
 }
@@ -76,7 +70,7 @@ func PutNeighbours(b *netlink.Batch, l ...Neighbour) {
 func DeleteNeighbours(b *netlink.Batch, l ...Neighbour) {
 	for _, n := range l {
 		said := func() string { return fmt.Sprintf("delete neighbour %s on interface %d", n.Addr, n.Dev) }
-		b.Add(unix.RTM_DELNEIGH, 0, said, func(m *netlink.Buffer) { n.write(m, familyOf(n.Addr), 0) }, unix.ENOENT,
+		b.Add(unix.RTM_DELNEIGH, 0, said, func(m *netlink.Buffer) { n.write(m, uint8(inet.Family(n.Addr)), 0) }, unix.ENOENT,
 			unix.ENODEV)
 	}
 }

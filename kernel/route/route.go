@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netlink"
 	"fairlead.dev/fairlead/kernel/netns"
@@ -113,7 +114,8 @@ func (r Route) write(m *netlink.Buffer, gone bool) {
 	if !gone {
 		owner = cmp.Or(owner, unix.RTPROT_BOOT)
 	}
-	*m = append(*m, family(r.To.Addr()), uint8(r.To.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, owner, scope, uint8(kind))
+	*m = append(*m, uint8(inet.Family(r.To.Addr())), uint8(r.To.Bits()), 0, 0, unix.RT_TABLE_UNSPEC, owner,
+		scope, uint8(kind))
 	*m = binary.NativeEndian.AppendUint32(*m, flags)
 	m.Uint32(unix.RTA_TABLE, cmp.Or(r.Table, unix.RT_TABLE_MAIN))
 	m.Bytes(unix.RTA_DST, r.To.Addr().AsSlice())
@@ -131,13 +133,6 @@ func (r Route) write(m *netlink.Buffer, gone bool) {
 		m.Uint32(unix.RTAX_MTU, r.MTU)
 		m.Close(at)
 	}
-}
-
-func family(a netip.Addr) uint8 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 // Of reads a message, and reports whether it is about a route.
@@ -226,7 +221,7 @@ func Reached(s *netlink.Socket) (l []Reach, err error) {
 // To returns the route of this host's own packets to an address, and reports whether there is one that delivers them.
 func To(s *netlink.Socket, a netip.Addr) (r Route, ok bool, err error) {
 	err = s.Request(unix.RTM_GETROUTE, 0, func(b *netlink.Buffer) {
-		*b = append(*b, family(a), uint8(a.BitLen()), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+		*b = append(*b, uint8(inet.Family(a)), uint8(a.BitLen()), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 		b.Bytes(unix.RTA_DST, a.AsSlice())
 	}, func(m netlink.Message) { r, ok = Of(m) })
 	for _, none := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL} {

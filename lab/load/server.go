@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/kernel/inet"
 )
 
 // Server answers every engine of this package: one thread, one epoll instance, one request at a time per connection.
@@ -181,13 +183,7 @@ func listen(a netip.AddrPort) (fd int, bound netip.AddrPort, err error) {
 		unix.Close(fd)
 		return -1, bound, err
 	}
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		bound = netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
-	case *unix.SockaddrInet6:
-		bound = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
-	}
-	return fd, bound, nil
+	return fd, inet.AddrPort(sa), nil
 }
 
 func (s *Server) loop() error {

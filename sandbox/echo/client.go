@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/model"
 )
@@ -66,7 +67,7 @@ func Open(ctx context.Context, p model.Protocol, to netip.AddrPort, o Options) (
 		return nil, fmt.Errorf("%s: echo knows tcp, udp and sctp", h.what)
 	}
 	var err error
-	if h.s, err = open(family(to.Addr()), kind, p); err != nil {
+	if h.s, err = open(inet.Family(to.Addr()), kind, p); err != nil {
 		return nil, fmt.Errorf("%s: %w", h.what, err)
 	}
 	defer h.s.during(ctx)()
@@ -94,7 +95,7 @@ func nextPort() (uint16, error) {
 func (h *Flow) connect(kind int) (err error) {
 	from := h.opts.From
 	if !from.Addr().IsValid() {
-		from = netip.AddrPortFrom(unspecified(h.to.Addr()), from.Port())
+		from = netip.AddrPortFrom(inet.Unspecified(h.to.Addr()), from.Port())
 	}
 	if from.Port() == 0 && h.packet {
 		port, err := nextPort()
@@ -141,13 +142,6 @@ func (h *Flow) attach(from, to netip.AddrPort) error {
 		return nil
 	}
 	return h.s.connect(to)
-}
-
-func unspecified(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }
 
 // Local is the address and port that the Held asks from. Where packets choose their address as they leave, it is

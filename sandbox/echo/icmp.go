@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -57,7 +58,7 @@ func SendError(from, to netip.Addr, q Quote, data []byte) error {
 	if err != nil {
 		return err
 	}
-	s, err := open(family(to), unix.SOCK_RAW, protocol)
+	s, err := open(inet.Family(to), unix.SOCK_RAW, protocol)
 	if err == nil {
 		defer s.Close()
 		err = s.bind(netip.AddrPortFrom(from, 0))
@@ -80,7 +81,7 @@ type Errors struct {
 // ListenErrors opens it in the calling thread's network namespace.
 func ListenErrors(at netip.Addr) (*Errors, error) {
 	protocol, _, _ := unreachable(at.Is6())
-	s, err := open(family(at), unix.SOCK_RAW, protocol)
+	s, err := open(inet.Family(at), unix.SOCK_RAW, protocol)
 	if err == nil {
 		if err = s.bind(netip.AddrPortFrom(at, 0)); err != nil {
 			err = errors.Join(err, s.Close())

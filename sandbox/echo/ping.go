@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -24,7 +25,7 @@ import (
 func Ping(ctx context.Context, to netip.Addr, from netip.AddrPort) error {
 	what := fmt.Sprintf("ping %s", to)
 	protocol, request, reply := echoOf(to)
-	s, err := open(family(to), unix.SOCK_RAW, model.Protocol(protocol))
+	s, err := open(inet.Family(to), unix.SOCK_RAW, model.Protocol(protocol))
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}

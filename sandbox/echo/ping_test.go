@@ -10,6 +10,7 @@ import (
 	"golang.org/x/net/icmp"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
@@ -29,7 +30,7 @@ func TestPingCountsItsOwnReply(t *testing.T) {
 			var s *socket
 			err := server.Do(func() (err error) {
 				protocol, _, _ := echoOf(to)
-				if s, err = open(family(to), unix.SOCK_RAW, model.Protocol(protocol)); err != nil {
+				if s, err = open(inet.Family(to), unix.SOCK_RAW, model.Protocol(protocol)); err != nil {
 					return err
 				}
 				return s.bind(netip.AddrPortFrom(to, 0))

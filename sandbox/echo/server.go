@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -174,7 +175,7 @@ func (s *Server) stream(at netip.AddrPort, p model.Protocol) error {
 }
 
 func listen(at netip.AddrPort, p model.Protocol) (*socket, error) {
-	l, err := open(family(at.Addr()), unix.SOCK_STREAM, p)
+	l, err := open(inet.Family(at.Addr()), unix.SOCK_STREAM, p)
 	if err != nil {
 		return nil, err
 	}
@@ -278,7 +279,7 @@ func (s *Server) http(c io.Writer, in *bufio.Reader, body []byte) bool {
 // none.
 func (s *Server) packets(at netip.AddrPort, kind int, p model.Protocol,
 	reply func(data []byte, from, to netip.AddrPort) []byte) error {
-	k, err := open(family(at.Addr()), kind, p)
+	k, err := open(inet.Family(at.Addr()), kind, p)
 	if err != nil {
 		return err
 	}

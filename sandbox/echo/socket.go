@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -90,7 +91,7 @@ func (s *socket) byFamily(v4, v6, value int) error {
 }
 
 func (s *socket) bind(a netip.AddrPort) error {
-	if err := s.control(func(fd int) error { return unix.Bind(fd, sockaddr(a)) }); err != nil {
+	if err := s.control(func(fd int) error { return unix.Bind(fd, inet.Sockaddr(a)) }); err != nil {
 		return fmt.Errorf("bind to %s: %w", a, err)
 	}
 	return nil
@@ -100,7 +101,7 @@ func (s *socket) bind(a netip.AddrPort) error {
 func (s *socket) name(request func(fd int) (unix.Sockaddr, error)) (a netip.AddrPort, err error) {
 	err = s.control(func(fd int) error {
 		sa, err := request(fd)
-		a = addrPort(sa)
+		a = inet.AddrPort(sa)
 		return err
 	})
 	return a, err
@@ -113,7 +114,7 @@ func (s *socket) connect(to netip.AddrPort) error {
 	wait := s.raw.Write(func(fd uintptr) bool {
 		if !begun {
 			begun = true
-			err = unix.Connect(int(fd), sockaddr(to))
+			err = unix.Connect(int(fd), inet.Sockaddr(to))
 			return err != unix.EINPROGRESS
 		}
 		var code int
@@ -164,7 +165,7 @@ func (s *socket) receive(buf []byte) (p packet, err error) {
 		n, cn, _, from, e := unix.Recvmsg(int(fd), buf, p.control, 0)
 		err = e
 		if e == nil {
-			p = packet{buf[:n], p.control[:cn], addrPort(from)}
+			p = packet{buf[:n], p.control[:cn], inet.AddrPort(from)}
 		}
 		return e != unix.EAGAIN
 	})
@@ -178,7 +179,7 @@ func (s *socket) receive(buf []byte) (p packet, err error) {
 func (s *socket) send(p packet) (err error) {
 	var to unix.Sockaddr
 	if p.from.IsValid() {
-		to = sockaddr(p.from)
+		to = inet.Sockaddr(p.from)
 	}
 	wait := s.raw.Write(func(fd uintptr) bool {
 		err = unix.Sendmsg(int(fd), p.data, p.control, to, 0)
@@ -203,31 +204,6 @@ func (s *socket) during(ctx context.Context) (end func()) {
 			<-ended
 		}
 	}
-}
-
-// family returns AF_INET or AF_INET6.
-func family(a netip.Addr) int {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-func sockaddr(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
-	}
-	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
-}
-
-func addrPort(sa unix.Sockaddr) netip.AddrPort {
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
-	}
-	return netip.AddrPort{}
 }
 
 // destination reads from a packet's control messages at which address it came in, and returns the control message that

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
@@ -313,21 +314,15 @@ func (c *cluster) rejected(from *netns.Namespace, to netip.Addr, size int, optio
 
 // send sends a datagram of so many bytes, and returns its socket, which hears of ICMP errors.
 func send(to netip.Addr, size int, options []option) (fd int, err error) {
-	domain, level, f := unix.AF_INET, unix.IPPROTO_IP, family(to)
-	var address unix.Sockaddr
-	if to.Is4() {
-		address = &unix.SockaddrInet4{Port: port, Addr: to.As4()}
-	} else {
-		domain, level = unix.AF_INET6, unix.IPPROTO_IPV6
-		address = &unix.SockaddrInet6{Port: port, Addr: to.As16()}
-	}
-	if fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+	f := family(to)
+	level := [2]int{unix.IPPROTO_IP, unix.IPPROTO_IPV6}[f]
+	if fd, err = unix.Socket(inet.Family(to), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
 		return fd, err
 	}
 	for _, o := range append(options, option{[2]int{unix.IP_RECVERR, unix.IPV6_RECVERR}, 1}) {
 		err = errors.Join(err, unix.SetsockoptInt(fd, level, o.name[f], o.value))
 	}
-	return fd, errors.Join(err, unix.Sendto(fd, make([]byte, size), 0, address))
+	return fd, errors.Join(err, unix.Sendto(fd, make([]byte, size), 0, inet.Sockaddr(netip.AddrPortFrom(to, port))))
 }
 
 // An error message's sender follows what the kernel says of it: behind family and port, of IPv6 behind the flow label

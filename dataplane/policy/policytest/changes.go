@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/verdict"
 )
@@ -130,18 +131,10 @@ func (n *Network) flood(packets []verdict.Packet) (stop func() (sent uint64, arr
 // socket returns a datagram socket from a packet's source to its destination.
 func (n *Network) socket(p verdict.Packet) (fd int) {
 	n.Must(n.Of[p.Src.Addr()].Do(func() (err error) {
-		if p.Src.Addr().Is4() {
-			if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0); err != nil {
-				return err
-			}
-			return errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: p.Src.Addr().As4(), Port: int(p.Src.Port())}),
-				unix.Connect(fd, &unix.SockaddrInet4{Addr: p.Dst.Addr().As4(), Port: int(p.Dst.Port())}))
-		}
-		if fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM, 0); err != nil {
+		if fd, err = unix.Socket(inet.Family(p.Src.Addr()), unix.SOCK_DGRAM, 0); err != nil {
 			return err
 		}
-		return errors.Join(unix.Bind(fd, &unix.SockaddrInet6{Addr: p.Src.Addr().As16(), Port: int(p.Src.Port())}),
-			unix.Connect(fd, &unix.SockaddrInet6{Addr: p.Dst.Addr().As16(), Port: int(p.Dst.Port())}))
+		return errors.Join(unix.Bind(fd, inet.Sockaddr(p.Src)), unix.Connect(fd, inet.Sockaddr(p.Dst)))
 	}))
 	n.Cleanup(func() { unix.Close(fd) })
 	return fd

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
@@ -210,11 +211,11 @@ func (n *Network) Ping(src, dst netip.Addr, wait time.Duration) bool {
 func (n *Network) Forge(by, src, dst netip.Addr) {
 	n.Helper()
 	err := n.Of[by].Do(func() error {
-		domain, level, option := unix.AF_INET, unix.SOL_IP, unix.IP_TRANSPARENT
+		level, option := unix.SOL_IP, unix.IP_TRANSPARENT
 		if src.Is6() {
-			domain, level, option = unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+			level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
 		}
-		fd, err := unix.Socket(domain, unix.SOCK_DGRAM, 0)
+		fd, err := unix.Socket(inet.Family(src), unix.SOCK_DGRAM, 0)
 		if err != nil {
 			return err
 		}
@@ -222,16 +223,10 @@ func (n *Network) Forge(by, src, dst netip.Addr) {
 		if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
 			return err
 		}
-		if src.Is6() {
-			if err := unix.Bind(fd, &unix.SockaddrInet6{Addr: src.As16()}); err != nil {
-				return err
-			}
-			return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet6{Addr: dst.As16(), Port: 80})
-		}
-		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: src.As4()}); err != nil {
+		if err := unix.Bind(fd, inet.Sockaddr(netip.AddrPortFrom(src, 0))); err != nil {
 			return err
 		}
-		return unix.Sendto(fd, []byte("x"), 0, &unix.SockaddrInet4{Addr: dst.As4(), Port: 80})
+		return unix.Sendto(fd, []byte("x"), 0, inet.Sockaddr(netip.AddrPortFrom(dst, 80)))
 	})
 	if !errors.Is(err, unix.EPERM) {
 		n.Must(err)

@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/model"
@@ -163,7 +164,7 @@ func block(b *testing.B, home string, n int, to func() netip.AddrPort) float64 {
 				return err
 			}
 			a := to()
-			sa := &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+			sa := inet.Sockaddr(a)
 			begin := clock()
 			err = unix.Connect(fd, sa)
 			sum += clock() - begin

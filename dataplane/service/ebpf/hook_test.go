@@ -11,6 +11,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
+	"fairlead.dev/fairlead/kernel/inet"
 )
 
 // BenchmarkHook measures the hook itself with warm caches: how much longer a connect() runs that finds no route to
@@ -62,7 +63,7 @@ func unreachable(b *testing.B, home string, to netip.AddrPort) (ns float64) {
 			return err
 		}
 		defer unix.Close(fd)
-		sa := &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
+		sa := inet.Sockaddr(to)
 		begin := clock()
 		for range each {
 			if err := unix.Connect(fd, sa); !errors.Is(err, unix.ENETUNREACH) {

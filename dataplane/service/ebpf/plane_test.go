@@ -23,6 +23,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/service/ebpf"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/cgroup"
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox/echo"
@@ -267,23 +268,13 @@ func thePeerIsTheService(t *testing.T) {
 				fd,
 			); err != nil ||
 				!cmp.Equal(peer, to, cmp.AllowUnexported(unix.SockaddrInet4{}, unix.SockaddrInet6{})) {
-				if a, b := address(peer), address(to); a != b {
+				if a, b := inet.AddrPort(peer), inet.AddrPort(to); a != b {
 					t.Errorf("family %d kind %d to %s: the peer is %s, %v", c.family, c.kind, c.to, a, err)
 				}
 			}
 		}
 		unix.Close(fd)
 	}
-}
-
-func address(sa unix.Sockaddr) netip.AddrPort {
-	switch v := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(v.Addr), uint16(v.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(v.Addr), uint16(v.Port))
-	}
-	return netip.AddrPort{}
 }
 
 func TestWithoutEndpointsIsRefused(t *testing.T) {

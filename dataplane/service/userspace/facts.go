@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -121,7 +122,7 @@ func node(v *model.ServiceNode) []Fact {
 			k := Key{Kind: KindUnallocated, Entry: model.Entry{Addr: p.Addr(), Port: uint16(p.Bits())}}
 			facts = append(facts, Fact{Key: k, Value: there})
 		}
-		if every := anyOf(r.First); !ruled[every] {
+		if every := inet.Unspecified(r.First); !ruled[every] {
 			ruled[every] = true
 			facts = append(facts, unmatchedRule(every))
 		}
@@ -131,7 +132,7 @@ func node(v *model.ServiceNode) []Fact {
 
 // unmatchedRule returns the fact that a family's packets that no frontend matches are looked up in their table.
 func unmatchedRule(a netip.Addr) Fact {
-	return Fact{Key: Key{Kind: KindUnmatched, Entry: model.Entry{Addr: anyOf(a)}}, Value: there}
+	return Fact{Key: Key{Kind: KindUnmatched, Entry: model.Entry{Addr: inet.Unspecified(a)}}, Value: there}
 }
 
 // prefix returns what a KindUnallocated is about.
@@ -145,11 +146,11 @@ func frontendFacts(v *model.Frontend) []Fact {
 	}
 	if acceptsFragments(v) {
 		facts = append(facts, Fact{Key: Key{Kind: KindReach, Entry: model.Entry{Addr: e.Addr}}, Value: there},
-			Fact{Key: Key{Kind: KindFragments, Entry: model.Entry{Addr: anyOf(e.Addr)}}, Value: there})
+			Fact{Key: Key{Kind: KindFragments, Entry: model.Entry{Addr: inet.Unspecified(e.Addr)}}, Value: there})
 	}
 	return append(facts,
 		Fact{Key: Key{Kind: KindRoute, Entry: e}, Value: there},
-		Fact{Key: Key{Kind: KindRule, Entry: model.Entry{Addr: anyOf(e.Addr), Port: e.Port, Protocol: e.Protocol}},
+		Fact{Key: Key{Kind: KindRule, Entry: model.Entry{Addr: inet.Unspecified(e.Addr), Port: e.Port, Protocol: e.Protocol}},
 			Value: there})
 }
 
@@ -157,14 +158,6 @@ func frontendFacts(v *model.Frontend) []Fact {
 // Only a clusterIP is no host's address: at an external or load balancer IP a host would lose all its fragments.
 func acceptsFragments(f *model.Frontend) bool {
 	return f.Entry.Protocol == model.UDP && f.Via == model.ViaClusterIP
-}
-
-// anyOf returns the unspecified address of an address's family.
-func anyOf(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }
 
 // list joins what prints itself.

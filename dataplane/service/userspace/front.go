@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -115,7 +116,7 @@ func (li *listener) accept() {
 		fd, peer, err := unix.Accept4(li.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
 		case err == nil:
-			from := addrPort(peer)
+			from := inet.AddrPort(peer)
 			share, ok := li.front.plane.bounds.claim(li.front, from.Addr(), perConn, li.loop.now)
 			if !ok {
 				reset(fd)

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -62,14 +63,14 @@ func (v voices) say(at, client netip.AddrPort, m []byte) {
 		header = append(append(header, c.AsSlice()...), a.AsSlice()...)
 		m = append(append(m, header...), datagram...)
 		binary.BigEndian.PutUint16(m[2:], checksum(m))
-		unix.SendmsgN(v[0], m, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: a.As4()}), sockaddr(netip.AddrPortFrom(c, 0)),
+		unix.SendmsgN(v[0], m, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: a.As4()}), inet.Sockaddr(netip.AddrPortFrom(c, 0)),
 			unix.MSG_DONTWAIT)
 		return
 	}
 	header := []byte{0x60, 0, 0, 0, 0, 8, byte(model.UDP), 64}
 	header = append(append(header, c.AsSlice()...), a.AsSlice()...)
 	m = append(append(m, header...), datagram...)
-	unix.SendmsgN(v[1], m, unix.PktInfo6(&unix.Inet6Pktinfo{Addr: a.As16()}), sockaddr(netip.AddrPortFrom(c, 0)),
+	unix.SendmsgN(v[1], m, unix.PktInfo6(&unix.Inet6Pktinfo{Addr: a.As16()}), inet.Sockaddr(netip.AddrPortFrom(c, 0)),
 		unix.MSG_DONTWAIT)
 }
 

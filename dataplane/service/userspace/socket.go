@@ -8,34 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
-
-func domainOf(a netip.Addr) int {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-// sockaddr returns an address as the unix package has it.
-func sockaddr(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
-}
-
-// addrPort is the reverse of sockaddr.
-func addrPort(a unix.Sockaddr) netip.AddrPort {
-	switch a := a.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port))
-	}
-	return netip.AddrPort{}
-}
 
 // backlog is how many connections may wait to be taken; the kernel's net.core.somaxconn may say fewer.
 const backlog = 4096
@@ -47,7 +22,7 @@ func listen(at netip.AddrPort, protocol model.Protocol, program []unix.SockFilte
 	if protocol == model.UDP {
 		kind = unix.SOCK_DGRAM
 	}
-	fd, err = unix.Socket(domainOf(at.Addr()), kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(protocol))
+	fd, err = unix.Socket(inet.Family(at.Addr()), kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(protocol))
 	if err != nil {
 		return -1, fmt.Errorf("make a socket for %s/%s: %w", at, protocol, err)
 	}
@@ -77,7 +52,8 @@ func prepare(fd int, at netip.AddrPort, protocol model.Protocol, program []unix.
 		// large answers go in fragments
 		steps = append(steps, option(unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT))
 	}
-	steps = append(steps, func() error { return filter(fd, program) }, func() error { return unix.Bind(fd, sockaddr(at)) })
+	steps = append(steps, func() error { return filter(fd, program) },
+		func() error { return unix.Bind(fd, inet.Sockaddr(at)) })
 	if protocol == model.TCP {
 		steps = append(steps, func() error { return unix.Listen(fd, backlog) })
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -99,7 +100,7 @@ const edges = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
 const impatience = 2
 
 func (c *conn) connect() error {
-	fd, err := unix.Socket(domainOf(c.backend.addr.Addr()), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC,
+	fd, err := unix.Socket(inet.Family(c.backend.addr.Addr()), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC,
 		unix.IPPROTO_TCP)
 	if err != nil {
 		return err
@@ -109,7 +110,7 @@ func (c *conn) connect() error {
 	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, impatience)
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 	unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, idle)
-	err = unix.Connect(fd, sockaddr(c.backend.addr))
+	err = unix.Connect(fd, inet.Sockaddr(c.backend.addr))
 	if err == nil || errors.Is(err, unix.EINPROGRESS) {
 		c.server.watchID, err = c.loop.watch(fd, edges, serverSide{c})
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -187,14 +188,14 @@ func (f *flow) connect() bool {
 // open makes the flow's socket.
 func (f *flow) open() error {
 	to := f.backend.addr
-	fd, err := unix.Socket(domainOf(to.Addr()), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+	fd, err := unix.Socket(inet.Family(to.Addr()), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
 	if err != nil {
 		return err
 	}
 	if to.Addr().Is4() {
 		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
 	}
-	if err = unix.Connect(fd, sockaddr(to)); err == nil {
+	if err = unix.Connect(fd, inet.Sockaddr(to)); err == nil {
 		f.watchID, err = f.listener.loop.watch(fd, unix.EPOLLIN, f)
 	}
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"fairlead.dev/fairlead/kernel/inet"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/kernel/rule"
@@ -194,7 +195,7 @@ func (p *Plane) putFront(fact Fact, touched map[*front]bool) {
 
 // touchAny touches the node port that has the same port as an entry: at an address of the node, the entry comes first.
 func (p *Plane) touchAny(e model.Entry, touched map[*front]bool) {
-	e.Addr = anyOf(e.Addr)
+	e.Addr = inet.Unspecified(e.Addr)
 	if f := p.fronts[e]; f != nil {
 		touched[f] = true
 	}
