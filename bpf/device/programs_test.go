@@ -15,7 +15,7 @@ import (
 
 	"fairlead.dev/fairlead/kernel/bpf"
 	kernellink "fairlead.dev/fairlead/kernel/link"
-	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
 // Every program for packets passes this kernel's verifier.
@@ -119,11 +119,7 @@ func countingProgram(t *testing.T) (*ebpf.Program, *ebpf.Map) {
 
 // Another program at the same device is called after ours, as it was before.
 func TestAnotherProgramAtTheDevice(t *testing.T) {
-	ns, err := netns.New("fl-tcx-" + rand.Text()[:8])
-	if err != nil {
-		t.Fatalf("this test needs root: %v", err)
-	}
-	defer func() { ns.Close(); netns.Delete(ns.Name) }()
+	ns := netnstest.New(t)
 	c, err := kernellink.Dial(ns)
 	if err != nil {
 		t.Fatal(err)

@@ -17,18 +17,14 @@ import (
 	"fairlead.dev/fairlead/bpf/service"
 	"fairlead.dev/fairlead/kernel/bpf"
 	kernellink "fairlead.dev/fairlead/kernel/link"
-	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 )
 
 // opened runs f with a plane of a network namespace that has a loopback device and bridges of these names.
 func opened(t *testing.T, names []string, f func(p *Plane, links map[string]*model.Link)) {
 	t.Helper()
-	ns, err := netns.New("fl-device-" + rand.Text()[:8])
-	if err != nil {
-		t.Fatalf("this test needs root: %v", err)
-	}
-	defer func() { ns.Close(); netns.Delete(ns.Name) }()
+	ns := netnstest.New(t)
 	c, err := kernellink.Dial(ns)
 	if err != nil {
 		t.Fatal(err)

@@ -1,42 +1,23 @@
 package flows
 
 import (
-	"crypto/rand"
 	"io"
 	"net"
 	"net/netip"
 	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/conntrack"
-	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 )
 
-// within makes a network namespace that is there for one test.
-func within(t *testing.T) *netns.Namespace {
-	t.Helper()
-	name := "fltest-" + strings.ToLower(rand.Text()[:6])
-	ns, err := netns.New(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ns.Close()
-		if err := netns.Delete(name); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
-}
-
 // A connection lives through the end of the rules that began it, others' don't count, and flows of UDP go.
 func TestConnectionsSurviveModeChange(t *testing.T) {
-	ns := within(t)
+	ns := netnstest.New(t)
 	do := func(f func() error) {
 		t.Helper()
 		if err := ns.Do(f); err != nil {
@@ -179,7 +160,7 @@ table ip begins {
 
 // Nothing is made where nothing translates, nor could yet.
 func TestNothingPreservedWithoutConnections(t *testing.T) {
-	ns := within(t)
+	ns := netnstest.New(t)
 	retained := func() (yes bool) {
 		t.Helper()
 		err := ns.Do(func() error {
@@ -206,7 +187,7 @@ func TestNothingPreservedWithoutConnections(t *testing.T) {
 // What a proxy's connections leave in connection tracking goes once they have ended; what is open stays, and so does
 // what goes elsewhere.
 func TestCutUntranslated(t *testing.T) {
-	ns := within(t)
+	ns := netnstest.New(t)
 	do := func(f func() error) {
 		t.Helper()
 		if err := ns.Do(f); err != nil {

@@ -1,7 +1,6 @@
 package sockets
 
 import (
-	"crypto/rand"
 	"errors"
 	"net"
 	"net/netip"
@@ -10,18 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/link"
-	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
 // dial connects two UDP sockets of a new namespace to the same place, and returns the cookies of the namespace and of
 // the first.
 func dial(t *testing.T, network, to string) (a, b net.Conn, namespace, cookie uint64) {
 	t.Helper()
-	ns, err := netns.New("fl-sockets-" + rand.Text()[:8])
-	if err != nil {
-		t.Fatalf("this test needs root: %v", err)
-	}
-	t.Cleanup(func() { ns.Close(); netns.Delete(ns.Name) })
+	ns := netnstest.New(t)
 	c, err := link.Dial(ns)
 	if err != nil {
 		t.Fatal(err)

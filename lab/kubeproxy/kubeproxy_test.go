@@ -28,6 +28,7 @@ import (
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/source"
 )
 
@@ -98,16 +99,10 @@ func fake(args []string) error {
 	return nil
 }
 
-var spaces atomic.Int32
-
 // space makes a namespace with its loopback up and some addresses on it.
 func space(t *testing.T, addrs ...string) *netns.Namespace {
 	t.Helper()
-	ns, err := netns.New(fmt.Sprintf("flkp%d-%d", os.Getpid(), spaces.Add(1)))
-	if err != nil {
-		t.Fatalf("this test needs root, to make network namespaces: %v", err)
-	}
-	t.Cleanup(func() { check(t, ns.Close(), netns.Delete(ns.Name)) })
+	ns := netnstest.New(t)
 	c, err := link.Dial(ns)
 	check(t, err)
 	defer c.Close()

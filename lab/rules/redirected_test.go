@@ -1,24 +1,17 @@
 package rules
 
 import (
-	"crypto/rand"
 	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
 
-	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 )
 
 // What IPVS redirects passes OUTPUT until there, then all of it but NAT once more, under its new destination.
 func TestRedirected(t *testing.T) {
-	name := "fltest-" + strings.ToLower(rand.Text()[:6])
-	ns, err := netns.New(name)
-	must(t, err)
-	t.Cleanup(func() {
-		ns.Close()
-		must(t, netns.Delete(name))
-	})
+	ns := netnstest.New(t)
 	nft := exec.Command("nft", "-f", "-")
 	nft.Stdin = strings.NewReader(`table ip t {
 	chain early { type filter hook output priority -300; ip daddr 10.96.0.1 accept; ip daddr 10.1.0.1 accept; }

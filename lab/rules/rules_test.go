@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +23,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/service/nftables"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/lab/classic"
@@ -77,18 +77,11 @@ func parts(n int) []model.ServicePart {
 // world is a host, a node and a pod, each a network namespace.
 type world struct{ host, node, pod *netns.Namespace }
 
-var made atomic.Int32
-
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{}
-	prefix := fmt.Sprintf("fl-rules-%d-%d-", os.Getpid(), made.Add(1))
-	for name, ns := range map[string]**netns.Namespace{"host": &w.host, "node": &w.node, "pod": &w.pod} {
-		n, err := netns.New(prefix + name)
-		if err != nil {
-			t.Fatalf("%v: run as root", err)
-		}
-		t.Cleanup(func() { n.Close(); netns.Delete(n.Name) })
+	for _, ns := range []**netns.Namespace{&w.host, &w.node, &w.pod} {
+		n := netnstest.New(t)
 		*ns = n
 		must(t, sysctl.Set(n, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"},
 			sysctl.Setting{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},

@@ -9,14 +9,13 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
 )
@@ -29,29 +28,10 @@ var (
 	nobody4, nobody6 = netip.MustParseAddr("10.7.0.9"), netip.MustParseAddr("fd07::9")
 )
 
-var spaces atomic.Int32
-
-// space makes a network namespace that goes with the test.
-func space(t *testing.T) *netns.Namespace {
-	t.Helper()
-	name := fmt.Sprintf("flecho%d-%d", os.Getpid(), spaces.Add(1))
-	ns, err := netns.New(name)
-	if err != nil {
-		t.Fatalf("this test needs root, to make network namespaces: %v", err)
-	}
-	t.Cleanup(func() {
-		ns.Close()
-		if err := netns.Delete(name); err != nil {
-			t.Error(err)
-		}
-	})
-	return ns
-}
-
 // pair makes a client's and a server's namespace with a wire between them.
 func pair(t *testing.T) (client, server *netns.Namespace) {
 	t.Helper()
-	client, server = space(t), space(t)
+	client, server = netnstest.New(t), netnstest.New(t)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -226,7 +206,7 @@ func TestTimeoutAndCancel(t *testing.T) {
 }
 
 func TestNoRouteIsNeither(t *testing.T) {
-	_, err := request(t, space(t), model.TCP, netip.MustParseAddrPort("192.0.2.1:80"), Options{})
+	_, err := request(t, netnstest.New(t), model.TCP, netip.MustParseAddrPort("192.0.2.1:80"), Options{})
 	if err == nil || errors.Is(err, Refused) || errors.Is(err, Timeout) {
 		t.Errorf("%v, want an error of its own", err)
 	}
@@ -383,7 +363,7 @@ func TestServersBesideEachOther(t *testing.T) {
 }
 
 func TestServePortInUse(t *testing.T) {
-	ns := space(t)
+	ns := netnstest.New(t)
 	serve(t, ns, Port{80, model.TCP})
 	err := ns.Do(func() error { _, err := Serve("shop/other", []Port{{81, model.TCP}, {80, model.TCP}}); return err })
 	if err == nil || !strings.Contains(err.Error(), "shop/other") || !strings.Contains(err.Error(), "80/tcp") {
@@ -394,7 +374,7 @@ func TestServePortInUse(t *testing.T) {
 
 // The path for kernels with SCTP sockets is the same for TCP: a stream socket of that protocol number.
 func TestStreamSocketsAcceptAnyProtocolNumber(t *testing.T) {
-	ns := space(t)
+	ns := netnstest.New(t)
 	err := ns.Do(func() error {
 		l, err := listen(netip.MustParseAddrPort("[::]:80"), model.TCP)
 		if err == nil {

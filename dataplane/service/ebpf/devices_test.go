@@ -2,7 +2,6 @@ package ebpf_test
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"net/netip"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/model"
@@ -32,16 +32,7 @@ var outsideAddrs = []string{"192.0.2.7", "192.0.2.8", "10.244.0.9"}
 // wired runs f in a node with a device to another host, which routes everything to the node, and the node to it.
 func wired(t *testing.T, f func(o ebpf.Options, out *netns.Namespace)) {
 	t.Helper()
-	name := "fl-wire-" + rand.Text()[:8]
-	out, err := netns.New(name)
-	if err != nil {
-		t.Fatalf("this test needs root: %v", err)
-	}
-	defer func() {
-		if err := errors.Join(out.Close(), netns.Delete(name)); err != nil {
-			t.Error(err)
-		}
-	}()
+	out := netnstest.New(t)
 	inside(t, func(o ebpf.Options) {
 		node, err := netns.Current()
 		if err != nil {
