@@ -21,7 +21,7 @@ type policyAgent struct {
 const cutMark = 1 << 31
 
 // policyResolver returns a resolver of a node that knows no object yet.
-func (w *testbed) policyResolver(node string, host *sandbox.Host) *policy.Resolver {
+func (w *testbed) policyResolver(node string) *policy.Resolver {
 	c := policy.Config{Node: node, Addresses: w.addresses[node], Audit: w.config.Policies.Audit,
 		UnknownPods: w.config.Policies.UnknownPods}
 	if w.network == nil { // which guards its pods' devices itself
@@ -36,7 +36,7 @@ func (w *testbed) policyResolver(node string, host *sandbox.Host) *policy.Resolv
 // startPolicies starts the engine on a node, without any object known.
 func (w *testbed) startPolicies(node string, host *sandbox.Host) (*policyAgent, error) {
 	e := w.implementation.Engine
-	p := &policyAgent{decided: model.NewPolicies(), resolver: w.policyResolver(node, host)}
+	p := &policyAgent{decided: model.NewPolicies(), resolver: w.policyResolver(node)}
 	err := host.Do(func() (err error) {
 		p.runner, err = e.Start()
 		return err

@@ -255,10 +255,10 @@ func (w *testbed) enter(ctx context.Context, from, to *scene) error {
 
 // incremental returns how a node that came here change by change differs from one that knows the world at once, or "".
 func (w *testbed) incremental(node string) string {
-	fresh := resolve.New(w.resolveConfig(node, w.agents[node].host))
+	fresh := resolve.New(w.resolveConfig(node))
 	d := fresh.Apply(w.everything())
 	if p := w.agents[node].policies; p != nil {
-		all, policies := model.NewPolicies(), w.policyResolver(node, w.agents[node].host)
+		all, policies := model.NewPolicies(), w.policyResolver(node)
 		if w.implementation.PreDNAT {
 			policies.ApplyServices(d.Services)
 		}

@@ -149,7 +149,7 @@ func (w *testbed) start(node string) error {
 	if err != nil {
 		return err
 	}
-	a := &agent{implementation: w.implementation, host: host, resolver: resolve.New(w.resolveConfig(node, host))}
+	a := &agent{implementation: w.implementation, host: host, resolver: resolve.New(w.resolveConfig(node))}
 	err = host.Do(func() (err error) {
 		a.runner, err = w.implementation.Start()
 		return err
@@ -180,7 +180,7 @@ func sortedKeys(m map[source.Key]source.Object) []source.Key {
 }
 
 // resolveConfig returns what a node's resolver is told.
-func (w *testbed) resolveConfig(node string, host *sandbox.Host) resolve.Config {
+func (w *testbed) resolveConfig(node string) resolve.Config {
 	c := resolve.Config{
 		Node: node, Addresses: w.addresses[node], MasqueradeAll: w.config.MasqueradeAll,
 		NodePortAddresses: w.config.NodePortAddresses, ProxyName: w.config.ProxyName,

@@ -36,7 +36,8 @@ func Decode(r io.Reader) (*Decided, error) {
 			err = io.ErrUnexpectedEOF
 		}
 		if err == nil {
-			err = errors.Join(d.service(&l), d.policy(&l), d.other(&l))
+			d.other(&l)
+			err = errors.Join(d.service(&l), d.policy(&l))
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read what the agent decided: %w", err)
@@ -91,7 +92,7 @@ func (d *decoder) service(l *line) (err error) {
 }
 
 // other takes a line of what is neither Services' nor policies'.
-func (d *decoder) other(l *line) error {
+func (d *decoder) other(l *line) {
 	switch {
 	case l.Network != nil:
 		d.Network = l.Network
@@ -102,7 +103,6 @@ func (d *decoder) other(l *line) error {
 	case l.End != nil:
 		d.Lost, d.Undecided, d.complete = l.End.Lost, l.End.Undecided, true
 	}
-	return nil
 }
 
 // whole returns the problem with what people's JSON hides.

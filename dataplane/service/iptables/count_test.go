@@ -123,10 +123,7 @@ func tables4(t testing.TB, parts []model.ServicePart) map[string][]string {
 			four = append(four, f)
 		}
 	}
-	c, err := h.change(four, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := h.change(four, nil)
 	nat := c.build()["nat"]
 	for _, l := range c.bodies {
 		for _, b := range l {

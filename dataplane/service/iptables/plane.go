@@ -337,10 +337,7 @@ func (p *Plane) write(ctx context.Context, f iptables.Family, put, del []Fact) e
 		}
 	}
 	h := p.held[f]
-	c, err := h.change(put, del)
-	if err != nil {
-		return err
-	}
+	c := h.change(put, del)
 	after, err := p.localhost(c)
 	if err != nil {
 		return err

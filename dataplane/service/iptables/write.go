@@ -21,7 +21,7 @@ type change struct {
 }
 
 // change takes facts in. Nothing of h is changed.
-func (h *held) change(put, del []Fact) (*change, error) {
+func (h *held) change(put, del []Fact) *change {
 	c := &change{from: h, ruleset: h.ruleset, pools: map[string]*heldPool{}, bodies: map[string][]chain{}}
 	rebuild := h.wrong != ""
 	frontends, health, remotes := map[model.Entry]*frontend{}, map[uint16]bool{}, map[netip.Addr]bool{}
@@ -74,7 +74,7 @@ func (h *held) change(put, del []Fact) (*change, error) {
 	if rebuild || c.sysctl != nil {
 		c.tables = map[string]*content{} // built when it is known whose the sysctl is
 	}
-	return c, nil
+	return c
 }
 
 // changed returns a set with what is to be in it or not, and whether anything is to be rebuilt.
