@@ -110,11 +110,3 @@ func (c Stacks) String() string {
 	}
 	return b.String()
 }
-
-// Total returns the number of all instructions.
-func (c Stacks) Total() (n int64) {
-	for _, v := range c {
-		n += v
-	}
-	return n
-}

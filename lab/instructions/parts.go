@@ -1,6 +1,9 @@
 package instructions
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Part is what a reader knows instructions by.
 type Part struct {
@@ -44,7 +47,7 @@ var parts = []Part{
 }
 
 // PartsOf returns all parts, in the order of a connection's way through them.
-func PartsOf() []Part { return parts }
+func PartsOf() []Part { return slices.Clone(parts) }
 
 // Parts returns the instructions of each part.
 func (c Stacks) Parts() map[string]int64 {

@@ -58,6 +58,9 @@ type Exact struct {
 	Traced int // operations to be traced, after the others
 }
 
+// defaultTimeout bounds each system call.
+const defaultTimeout = 5 * time.Second
+
 // Run does op for d. An operation that fails is counted, not returned; an error means that nothing could be measured.
 // Ops that fail are not in the histogram.
 func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err error) {
@@ -66,9 +69,12 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 	}
 	c.Words = c.Sizes.words(c.Words)
 	if c.Timeout == 0 {
-		c.Timeout = 5 * time.Second
+		c.Timeout = defaultTimeout
 	}
 	if c.Exact != nil {
+		if op == Stream || c.Close != Reset {
+			return s, errors.New("exact counts are of connections that end with a reset, and of no stream")
+		}
 		d, c.Most = exactly, c.Exact.Ops
 	}
 	err = c.Thread.Do(func() error {
@@ -220,6 +226,7 @@ func (l *loop) run(ctx context.Context, d time.Duration, most int) time.Duration
 		start, end, err := l.do(l)
 		if err != nil {
 			l.rec.errors[Kind(err)]++
+			l.failed()
 		} else {
 			l.rec.ns = append(l.rec.ns, int64(end-start)-l.inline.clock)
 		}
@@ -228,13 +235,20 @@ func (l *loop) run(ctx context.Context, d time.Duration, most int) time.Duration
 	return l.now() - begin
 }
 
+// failed removes what an operation that failed left at a server of this thread.
+func (l *loop) failed() {
+	if l.Exact != nil {
+		l.Exact.Server.drain()
+	}
+}
+
 func (l *loop) connect() (start, end time.Duration, err error) {
 	to, _ := l.route.step()
 	fd, err := l.socket(to)
 	if err != nil {
 		return 0, l.now(), err
 	}
-	defer l.hangUp()
+	defer hangUp(&l.inline.conn)
 	defer unix.Close(fd)
 	start = l.start()
 	err = connect(fd, to)
@@ -251,7 +265,7 @@ func (l *loop) crr() (start, end time.Duration, err error) {
 	if err != nil {
 		return 0, l.now(), err
 	}
-	defer l.hangUp()
+	defer hangUp(&l.inline.conn)
 	start = l.start()
 	if err = connect(fd, to); err == nil {
 		err = l.request(fd, &l.inline.conn)
@@ -261,10 +275,10 @@ func (l *loop) crr() (start, end time.Duration, err error) {
 }
 
 // hangUp closes the server's end of a connection, where this thread has it.
-func (l *loop) hangUp() {
-	if l.inline.conn >= 0 {
-		unix.Close(l.inline.conn)
-		l.inline.conn = -1
+func hangUp(conn *int) {
+	if *conn >= 0 {
+		unix.Close(*conn)
+		*conn = -1
 	}
 }
 
@@ -281,10 +295,7 @@ func (l *loop) rr() (start, end time.Duration, err error) {
 	if err != nil {
 		unix.Close(l.persistent[i])
 		l.persistent[i] = -1
-		if l.inline.conns[i] >= 0 {
-			unix.Close(l.inline.conns[i])
-			l.inline.conns[i] = -1
-		}
+		hangUp(&l.inline.conns[i])
 	}
 	return start, end, err
 }
@@ -300,6 +311,7 @@ func (l *loop) dial(to unix.Sockaddr, server *int) (int, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
+		hangUp(server)
 		return -1, err
 	}
 	return fd, nil

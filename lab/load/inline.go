@@ -36,6 +36,10 @@ func ServeInline(c ServerConfig) (*Inline, error) {
 				return fmt.Errorf("listen on %s: %w", a, err)
 			}
 			s.listen, s.Addrs = append(s.listen, fd), append(s.Addrs, bound)
+			tv := unix.NsecToTimeval(int64(defaultTimeout)) // inherited by what is accepted
+			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
@@ -56,6 +60,19 @@ func (s *Inline) Close() error {
 	}
 	s.listen = nil
 	return errors.Join(errs...)
+}
+
+// drain closes what waits to be accepted: of an operation that failed, it would be taken for the next one's.
+func (s *Inline) drain() {
+	for _, l := range s.listen {
+		for {
+			fd, _, err := unix.Accept4(l, unix.SOCK_CLOEXEC)
+			if err != nil {
+				break
+			}
+			unix.Close(fd)
+		}
+	}
 }
 
 // answer reads a request and writes its response. Where the connection isn't accepted yet (-1), it accepts one first.

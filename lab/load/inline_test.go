@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A client and a server of one thread exchange what they would with one each, by the number of operations.
@@ -37,8 +39,22 @@ func TestInline(t *testing.T) {
 			t.Errorf("%s: traced %d times", op, traced)
 		}
 	}
-	if s.Close() != nil || s.Close() != nil {
-		t.Error("closed twice")
+	stale, err := (&loop{Client: Client{Timeout: time.Second}}).socket(sockaddr(s.Addrs[0])) // waits to be accepted
+	if err != nil || connect(stale, sockaddr(s.Addrs[0])) != nil || unix.Close(stale) != nil {
+		t.Fatal(err)
+	}
+	if got, err := (Client{Targets: s.Addrs, Sizes: sizes, Exact: &Exact{Server: s, Ops: 5}}).Run(t.Context(), CRR,
+		0); err != nil || got.Ops != 4 || got.Failed() != 1 {
+		t.Errorf("after another's connection: %+v, %v", got, err)
+	}
+	stream := Client{Targets: s.Addrs, Sizes: sizes, Exact: &Exact{Server: s}}
+	if _, err := stream.Run(t.Context(), Stream, 0); err == nil {
+		t.Error("a stream is counted")
+	}
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 	if got, err := (Client{Targets: s.Addrs, Sizes: sizes, Exact: &Exact{Server: s, Ops: 3}}).Run(t.Context(), CRR,
 		0); err != nil || got.Ops > 0 || got.Failed() != 3 {

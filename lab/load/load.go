@@ -219,7 +219,7 @@ func (r *recorder) clear() {
 func (r *recorder) sample(persist bool) Sample {
 	s := Sample{Ops: int64(len(r.ns)), Errors: maps.Clone(r.errors), Answers: map[byte]int64{}}
 	if persist {
-		s.Times, s.Said = slices.Clone(r.ns), r.said
+		s.Times, s.Said = slices.Clone(r.ns), slices.Clone(r.said)
 	}
 	s.Quantiles, s.Hist = Quantiles(r.ns)
 	for id, n := range r.answers {

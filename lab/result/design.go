@@ -186,11 +186,12 @@ func (d Design) ArmTitle(id string) string {
 // Instructions is the unit of measures of exact runs.
 const Instructions = "instr."
 
-// Counted returns the design of a run that counts instructions instead of time, one for each nanosecond.
+// Counted returns the design of a run that counts instructions, one for each nanosecond, in measures that are compared
+// with the baseline. Others stay times, of a clock that jumps over idle time.
 func (d Design) Counted() Design {
 	d.Measures = slices.Clone(d.Measures)
 	for i := range d.Measures {
-		if m := &d.Measures[i]; slices.Contains([]string{"ns", "µs", "ms", "s"}, m.Unit) {
+		if m := &d.Measures[i]; m.Ratio && slices.Contains([]string{"ns", "µs", "ms", "s"}, m.Unit) {
 			m.Unit = Instructions
 		}
 	}

@@ -219,6 +219,9 @@ func (w *Writer) Remark(s string) { w.manifest.Remarks = append(w.manifest.Remar
 
 // Close ends the run: the manifest records when, how ("" for well) and what else the machine did until then.
 func (w *Writer) Close(outcome string, after Load) error {
+	for _, t := range w.traces {
+		_ = os.Remove(t.Path) // of a run that ended before it was folded; it may not be written yet
+	}
 	w.manifest.Ended, w.manifest.Outcome, w.manifest.After = time.Now().Round(0), outcome, after
 	if err := errors.Join(w.blocks.Sync(), w.blocks.Close()); err != nil {
 		return fmt.Errorf("end the blocks: %w", err)

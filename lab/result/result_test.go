@@ -77,7 +77,7 @@ func FuzzReadBlocks(f *testing.F) {
 // An exact run's measures of time are counts, and the design that it is made of stays as it is.
 func TestCounted(t *testing.T) {
 	d := Design{Margin: 0.01, Method: []string{"first"},
-		Measures: []Measure{{ID: "crr", Unit: "µs"}, {ID: "size", Unit: "MiB"}},
+		Measures: []Measure{{ID: "crr", Unit: "µs", Ratio: true}, {ID: "size", Unit: "MiB"}},
 		Answer:   &Answer{Findings: []Finding{{Object: "time"}, {Object: "rules"}}}}
 	c := d.Counted()
 	if c.Measures[0].Unit != Instructions || c.Measures[1].Unit != "MiB" || !c.Exact || c.Margin >= d.Margin ||

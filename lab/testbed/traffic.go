@@ -119,6 +119,9 @@ func (t *Traffic) block(ctx context.Context, round int, p *Pair, o Operation) er
 	for _, a := range p.agents() {
 		err = errors.Join(err, a.Err())
 	}
+	if err == nil && p.exact && s.Failed() > 0 {
+		err = fmt.Errorf("operations failed, of which the others' counts may have a part: %v", s.Errors)
+	}
 	if err != nil {
 		return err
 	}

@@ -23,12 +23,12 @@ import (
 // string instruction counts once for each repetition. What is drawn at random comes from one seed, and addresses of
 // kernel and processes are the same at each boot.
 //
-// A process of the guest can have its instructions traced, at TracePort: it writes the line "start MARK", reads "ok",
-// does what is to be traced, writes "stop PATH" and reads "ok" or what failed. MARK is an address in hexadecimal digits
-// that it executes before and after. PATH, below Options.Shared, gets the address of each instruction from the first
-// time at MARK to the last, in order, 8 bytes each, little-endian. To trace changes no count: qemu writes each address
-// to its log, the guest knows nothing of it.
-const TracePort = "/dev/vport*p2" // a pattern: the kernel numbers the first
+// A process of the guest can have its instructions traced, at the serial port of the name TracePort: it writes the line
+// "start MARK", reads "ok", does what is to be traced, writes "stop PATH" and reads "ok" or what failed. MARK is an
+// address in hexadecimal digits that it executes before and after. PATH, below Options.Shared, gets the address of each
+// instruction from the first time at MARK to the last, in order, 8 bytes each, little-endian. To trace changes no
+// count: qemu writes each address to its log, the guest knows nothing of it.
+const TracePort = "fairlead.trace"
 
 // exactly is the kernel's command line of an exact machine: the TSC is a true clock there.
 const exactly = "no_timer_check tsc=reliable clocksource=tsc nokaslr norandmaps"
@@ -50,6 +50,8 @@ type tracer struct {
 	log     *os.File // what qemu logs
 	marks   *os.File // the same pipe's other end, for an end mark
 	traces  chan trace
+	tracing bool
+	id      int // of the last command
 }
 
 // A trace is what was read of one.
@@ -69,7 +71,7 @@ func (m *Machine) exact(o Options, pass func(*os.File) string) (args []string, e
 		name   string
 		device []string
 	}{
-		{&t.port, "trace", []string{"-device", "virtserialport,chardev=trace,nr=2"}},
+		{&t.port, "trace", []string{"-device", "virtserialport,chardev=trace,nr=2,name=" + TracePort}},
 		{&t.monitor, "monitor", []string{"-mon", "chardev=monitor,mode=control"}},
 	} {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -105,12 +107,13 @@ func (t *tracer) close() error {
 
 // serve does what the guest writes to its trace port, until the machine ends.
 func (t *tracer) serve() {
-	if t.greet() != nil {
-		return // so has the machine
-	}
+	greeted := t.greet()
 	for in := bufio.NewScanner(t.port); in.Scan(); {
-		reply := "ok"
-		if err := t.do(in.Text()); err != nil {
+		err, reply := greeted, "ok"
+		if err == nil {
+			err = t.do(in.Text())
+		}
+		if err != nil {
 			reply = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
 		if _, err := fmt.Fprintln(t.port, reply); err != nil {
@@ -121,30 +124,67 @@ func (t *tracer) serve() {
 
 func (t *tracer) do(line string) error {
 	verb, rest, _ := strings.Cut(line, " ")
-	switch verb {
-	case "start":
-		mark, err := strconv.ParseUint(rest, 16, 64)
-		if err != nil {
-			return fmt.Errorf("trace from mark %q: %w", rest, err)
-		}
-		go func() { // what isn't read stops the machine
-			l, err := readTrace(t.log, mark)
-			t.traces <- trace{l, err}
-		}()
-		return t.commands("singlestep on", "log exec,nochain")
-	case "stop":
+	switch {
+	case verb == "start":
+		return t.start(rest)
+	case verb == "stop" && t.tracing:
 		return t.stop(rest)
+	case verb == "stop":
+		return errors.New("stop: nothing is traced")
 	}
 	return fmt.Errorf("invalid request %q: use start MARK or stop PATH", line)
 }
 
+// start starts a trace. One that its process left behind ends.
+func (t *tracer) start(mark string) error {
+	at, err := strconv.ParseUint(mark, 16, 64)
+	if err != nil {
+		return fmt.Errorf("trace from mark %q: %w", mark, err)
+	}
+	if t.tracing {
+		if _, err := t.end(); err != nil {
+			return err
+		}
+	}
+	t.tracing = true
+	go func() { // what isn't read stops the machine
+		l, err := readTrace(t.log, at)
+		t.traces <- trace{l, err}
+	}()
+	err = t.single("on")
+	if err == nil {
+		err = t.command("log exec,nochain")
+	}
+	if err != nil {
+		_, eerr := t.end()
+		err = errors.Join(err, eerr)
+	}
+	return err
+}
+
+// single has qemu translate each instruction by itself, or not any more: since qemu 8.1 under another name.
+func (t *tracer) single(how string) error {
+	if t.command("one-insn-per-tb "+how) == nil {
+		return nil
+	}
+	return t.command("singlestep " + how)
+}
+
+// end ends the logging, and returns what was read. An error is of the monitor: the trace port is of no more use.
+func (t *tracer) end() (trace, error) {
+	t.tracing = false
+	err := errors.Join(t.command("log none"), t.single("off"))
+	if _, werr := io.WriteString(t.marks, traceEnd+"\n"); err != nil || werr != nil { // after all that qemu wrote
+		return trace{}, errors.Join(err, werr)
+	}
+	return <-t.traces, nil
+}
+
 // stop ends a trace and writes the part between marks.
 func (t *tracer) stop(path string) error {
-	err := t.commands("log none", "singlestep off")
-	_, merr := io.WriteString(t.marks, traceEnd+"\n") // after all that qemu wrote
-	r := <-t.traces
+	r, err := t.end()
 	inside := func(dir string) bool { return strings.HasPrefix(filepath.Clean(path), dir+"/") }
-	switch err := errors.Join(err, merr, r.err); {
+	switch err := errors.Join(err, r.err); {
 	case err != nil:
 		return err
 	case !slices.ContainsFunc(t.shared, inside):
@@ -195,33 +235,35 @@ const monitorDeadline = time.Minute
 
 // greet opens the monitor (QEMU Machine Protocol).
 func (t *tracer) greet() error {
-	if _, err := t.replies.ReadBytes('\n'); err != nil { // its greeting
+	if err := t.monitor.SetDeadline(time.Now().Add(monitorDeadline)); err != nil {
 		return err
 	}
-	_, err := t.command("qmp_capabilities", nil)
+	if _, err := t.replies.ReadBytes('\n'); err != nil { // its greeting
+		return fmt.Errorf("qemu's monitor: %w", err)
+	}
+	_, err := t.execute("qmp_capabilities", nil)
 	return err
 }
 
-// commands has the monitor do commands of its human-readable kind, which say nothing unless they fail.
-func (t *tracer) commands(lines ...string) error {
-	for _, l := range lines {
-		said, err := t.command("human-monitor-command", map[string]any{"command-line": l})
-		if err == nil && strings.TrimSpace(said) != "" {
-			err = errors.New(strings.TrimSpace(said))
-		}
-		if err != nil {
-			return fmt.Errorf("qemu: %s: %w", l, err)
-		}
+// command has the monitor do one of its human-readable commands, which say nothing unless they fail.
+func (t *tracer) command(line string) error {
+	said, err := t.execute("human-monitor-command", map[string]any{"command-line": line})
+	if err == nil && strings.TrimSpace(said) != "" {
+		err = errors.New(strings.TrimSpace(said))
+	}
+	if err != nil {
+		return fmt.Errorf("qemu: %s: %w", line, err)
 	}
 	return nil
 }
 
-// command sends one to the monitor and returns what it says. It skips events.
-func (t *tracer) command(name string, arguments map[string]any) (said string, err error) {
+// execute sends a command to the monitor and returns what it says. It skips events and late replies to others.
+func (t *tracer) execute(name string, arguments map[string]any) (said string, err error) {
 	if err := t.monitor.SetDeadline(time.Now().Add(monitorDeadline)); err != nil {
 		return "", err
 	}
-	c := map[string]any{"execute": name}
+	t.id++
+	c := map[string]any{"execute": name, "id": t.id}
 	if arguments != nil {
 		c["arguments"] = arguments
 	}
@@ -236,14 +278,15 @@ func (t *tracer) command(name string, arguments map[string]any) (said string, er
 		var r struct {
 			Return any                    `json:"return"`
 			Error  *struct{ Desc string } `json:"error"`
-			Event  string                 `json:"event"`
+			ID     int                    `json:"id"`
 		}
 		switch err := json.Unmarshal(line, &r); {
 		case err != nil:
 			return "", err
+		case r.ID != t.id:
 		case r.Error != nil:
 			return "", errors.New(r.Error.Desc)
-		case r.Event == "":
+		default:
 			said, _ := r.Return.(string)
 			return said, nil
 		}

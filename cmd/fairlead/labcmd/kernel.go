@@ -17,6 +17,10 @@ const (
 	secondKernel = "vm"
 )
 
+// kernelVariable is the environment variable by which a command in a second kernel knows its series, for the command
+// that repeats the run.
+const kernelVariable = "FAIRLEAD_LAB_KERNEL"
+
 // kernels returns the values of --kernel.
 func kernels() []string {
 	l := []string{hostKernel, secondKernel}
@@ -61,6 +65,7 @@ func inSecondKernel(c *cobra.Command, out string, kernel vm.Series, exact bool) 
 	}
 	args := append([]string{self}, os.Args[1:]...)
 	code, err := m.Run(ctx, vm.Command{Args: append(args, "--kernel="+hostKernel, "--out="+out), Dir: dir,
+		Env:    []string{kernelVariable + "=" + string(kernel)},
 		Stdout: c.OutOrStdout(), Stderr: c.ErrOrStderr()})
 	if err == nil && code != 0 {
 		err = fmt.Errorf("in the second kernel the command ended with code %d", code)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -157,8 +158,8 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	c.Flags().StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what "+
 		"this kernel lacks; or the series of another of Debian's; times there compare with nothing else")
 	if e.Exact {
-		c.Flags().BoolVar(&o.Exact, "exact", false, "count instructions instead of time, in the second kernel: the same "+
-			"numbers on every machine, however busy")
+		c.Flags().BoolVar(&o.Exact, "exact", false, "count instructions instead of time, in the second kernel: for one "+
+			"program the same numbers on every machine, however busy")
 	}
 	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions(kernels(), cobra.ShellCompDirectiveNoFileComp))
 	return c
@@ -251,6 +252,9 @@ func again(e experiment.Experiment, o experiment.Options) []string {
 	}
 	if o.Exact {
 		l = append(l, "--exact")
+	}
+	if k := os.Getenv(kernelVariable); k != "" {
+		l = append(l, "--kernel", k)
 	}
 	if o.Modes != nil {
 		l = append(l, "--modes", strings.Join(o.Modes, ","))

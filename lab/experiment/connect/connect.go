@@ -219,20 +219,22 @@ func (r *trial) Design() result.Design {
 		Aims:     r.aims(), Answer: r.answer(),
 		Method: r.method(),
 		Missing: append(experiment.NotMeasured(r.grid.Cannot),
-			"kube-proxy's nftables rules, other numbers of Services, HTTP, processor time: the experiment tigera has them.",
-			"The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none here. Its instructions "+
-				"are counted."),
+			"kube-proxy's nftables rules, other numbers of Services, HTTP, processor time: the experiment tigera has them."),
+	}
+	if p.Counted > 0 {
+		d.Missing = append(d.Missing, "The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none "+
+			"here. Its instructions are counted.")
 	}
 	return d
 }
 
-// answer is which cells answer the question.
 // method returns what the design says of it.
 func (r *trial) method() []string {
 	p := r.profile
-	block := "The first operations of a block don't count."
-	if p.Cold > 0 {
-		block = fmt.Sprintf("A block with warm caches is %v after %v that don't count.", p.Block, p.Warm)
+	block := fmt.Sprintf(" Client and server share one processor and have real-time priority; agents are kept on the "+
+		"others. A block with warm caches is %v after %v that don't count.", p.Block, p.Warm)
+	if p.Cold == 0 {
+		block = ""
 	}
 	l := []string{
 		fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and "+
@@ -240,9 +242,8 @@ func (r *trial) method() []string {
 			"node without any rule and without conntrack. On the node is a pod besides, a third namespace behind a veth of "+
 			"its own, whose packets the node forwards: a measure says where its client is. All arms' clients are in a cgroup "+
 			"of their own, as a pod's are, which takes time, too. All arms stand at the same time, each connects to one "+
-			"Service with those ten endpoints, in the middle of all. Client and server share one processor and have real-time "+
-			"priority; agents are kept on the others. In each round every arm has a block of each operation, in an order "+
-			"drawn for each, direct first and last. %s", block),
+			"Service with those ten endpoints, in the middle of all. In each round every arm has a block of each operation, "+
+			"in an order drawn for each, direct first and last.%s", block),
 	}
 	if p.Cold > 0 {
 		l = append(l, fmt.Sprintf("With cold caches: just before the clock of each connect() starts, the client's thread "+
@@ -272,6 +273,7 @@ func (r *trial) measures() []result.Measure {
 	return l
 }
 
+// answer returns which cells answer the question.
 func (r *trial) answer() *result.Answer {
 	most, many := testbed.ServiceParams(r.grid.Most()), experiment.Thousands(r.grid.Most())
 	arms := []string{experiment.ArmEBPF, experiment.ArmNFTables, "iptables"}
