@@ -55,7 +55,7 @@ func foldStep(out *result.Writer) Step {
 			if err != nil {
 				return "", nil, err
 			}
-			if addresses, err = instructions.Median(addresses); err != nil {
+			if addresses, err = instructions.Shortest(addresses); err != nil {
 				return "", nil, err
 			}
 			stacks, err := instructions.Fold(addresses, s)

@@ -1,7 +1,6 @@
 package instructions
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,10 +25,10 @@ func Addresses(b []byte) ([]uint64, error) {
 	return l, nil
 }
 
-// Median returns the operation of a trace that executed neither the most nor the fewest instructions: with an odd
-// number of operations, half of the others have no more. The trace's first address is the mark, which is executed at
-// the beginning of all, at the start and the end of each operation, and at the end of all.
-func Median(addresses []uint64) ([]uint64, error) {
+// Shortest returns the operation of a trace that executed the fewest instructions: interrupts, and work that the kernel
+// puts off until then, only add some. The trace's first address is the mark, which is executed at the beginning of all,
+// at the start and the end of each operation, and at the end of all.
+func Shortest(addresses []uint64) ([]uint64, error) {
 	var marks []int
 	for i, a := range addresses {
 		if a == addresses[0] {
@@ -39,12 +38,13 @@ func Median(addresses []uint64) ([]uint64, error) {
 	if len(marks) < 4 || len(marks)%2 != 0 {
 		return nil, fmt.Errorf("a trace with %d marks has no whole operation", len(marks))
 	}
-	var operations [][]uint64
+	shortest := addresses
 	for i := 1; i+2 < len(marks); i += 2 {
-		operations = append(operations, addresses[marks[i]:marks[i+1]])
+		if o := addresses[marks[i]:marks[i+1]]; len(o) < len(shortest) {
+			shortest = o
+		}
 	}
-	slices.SortFunc(operations, func(a, b []uint64) int { return cmp.Compare(len(a), len(b)) })
-	return operations[len(operations)/2], nil
+	return shortest, nil
 }
 
 // Fold follows calls and returns through the addresses that were executed in order. A function's first address is a

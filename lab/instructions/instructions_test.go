@@ -92,15 +92,15 @@ func total(c Stacks) (n int64) {
 	return n
 }
 
-func TestMedian(t *testing.T) {
+func TestShortest(t *testing.T) {
 	const mark = 0x400000
 	trace := []uint64{mark, 1, mark, 2, 2, 2, mark, 9, mark, 3, mark, 9, mark, 4, 4, mark, 9, mark}
-	got, err := Median(trace)
-	if err != nil || len(got) != 3 || got[1] != 4 {
+	got, err := Shortest(trace)
+	if err != nil || len(got) != 2 || got[1] != 3 {
 		t.Errorf("%v, %v", got, err)
 	}
 	for _, short := range [][]uint64{{mark}, {mark, 1, mark}, {mark, 1, mark, 1, mark}} {
-		if _, err := Median(short); err == nil {
+		if _, err := Shortest(short); err == nil {
 			t.Errorf("%v has an operation", short)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 const (
 	exactWarm   = 10
 	exactOps    = 51
-	exactTraced = 3
+	exactTraced = 5
 )
 
 // tracePort returns the device of the serial port where an exact machine takes requests to trace instructions (package
