@@ -10,7 +10,7 @@ import (
 // TestSecondKernel judges IPVS, which the host's kernel may not have, in the second kernel, and nftables again, for
 // another version of it.
 func TestSecondKernel(t *testing.T) {
-	emulated(t, 40, "ipvs", "nftables")
+	emulated(t, 25, "ipvs", "nftables")
 }
 
 // TestSlowSecondKernel judges the other modes there: it is no part of make test.
