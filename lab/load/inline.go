@@ -76,15 +76,11 @@ func (s *Inline) drain() {
 }
 
 // answer reads a request and writes its response. Where the connection isn't accepted yet (-1), it accepts one first.
-func (s *Inline) answer(conn int) (int, error) {
-	for i := 0; conn < 0; i++ {
-		if i == len(s.listen) {
-			return -1, errors.New("no connection arrived while the client was connecting")
-		}
-		fd, _, err := unix.Accept4(s.listen[i], unix.SOCK_CLOEXEC)
-		if err == nil {
-			conn = fd
-		} else if err != unix.EAGAIN {
+// That waits for one only where the kernel has left the end of a handshake to a thread of its own: to one operation of
+// many, whose count differs then.
+func (s *Inline) answer(conn int) (_ int, err error) {
+	for conn < 0 {
+		if conn, err = s.accept(); err != nil {
 			return -1, err
 		}
 	}
@@ -92,4 +88,24 @@ func (s *Inline) answer(conn int) (int, error) {
 		return conn, err
 	}
 	return conn, writeAll(conn, s.out)
+}
+
+// accept accepts a connection, or returns -1 once there may be one.
+func (s *Inline) accept() (int, error) {
+	var wait []unix.PollFd
+	for _, l := range s.listen {
+		conn, _, err := unix.Accept4(l, unix.SOCK_CLOEXEC)
+		if err == nil || err != unix.EAGAIN {
+			return conn, err
+		}
+		wait = append(wait, unix.PollFd{Fd: int32(l), Events: unix.POLLIN})
+	}
+	n, err := unix.Poll(wait, int(defaultTimeout.Milliseconds()))
+	if err == nil && n == 0 {
+		err = unix.ETIMEDOUT
+	}
+	if err == unix.EINTR {
+		err = nil
+	}
+	return -1, err
 }

@@ -20,8 +20,9 @@ import (
 
 // An exact machine's clocks advance by one nanosecond for each instruction that its processor executes, and over idle
 // time at once to the next timer, whatever the host does meanwhile (qemu's -icount shift=0,sleep=off). A repeated
-// string instruction counts once for each repetition. What is drawn at random comes from one seed, and addresses of
-// kernel and processes are the same at each boot.
+// string instruction counts once for each repetition. The processor's random numbers come from one seed, and addresses
+// of kernel and processes are the same at each boot. What the kernel draws is not, such as seeds of its hash tables:
+// that depends on when the host answers, too.
 //
 // A process of the guest can have its instructions traced, at the serial port of the name TracePort: it writes the line
 // "start MARK", reads "ok", does what is to be traced, writes "stop PATH" and reads "ok" or what failed. MARK is an
@@ -60,8 +61,8 @@ type trace struct {
 	err       error
 }
 
-// exact returns qemu's arguments of an exact machine, and starts to serve its trace port. It calls pass with the files
-// that qemu inherits.
+// exact returns qemu's arguments of an exact machine, and makes its tracer. It calls pass with the files that qemu
+// inherits.
 func (m *Machine) exact(o Options, pass func(*os.File) string) (args []string, err error) {
 	t := &tracer{shared: o.Shared, traces: make(chan trace, 1)}
 	m.tracer = t
@@ -94,7 +95,7 @@ func (m *Machine) exact(o Options, pass func(*os.File) string) (args []string, e
 	return append(args, "-D", "/dev/fd/"+pass(theirs)), nil
 }
 
-// close ends the tracer. It must not serve any more.
+// close closes the tracer's files, by which serve ends.
 func (t *tracer) close() error {
 	var errs []error
 	for _, f := range []*os.File{t.port, t.monitor, t.log, t.marks} {

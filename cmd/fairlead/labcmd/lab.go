@@ -138,14 +138,11 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 		Example: fmt.Sprintf("  fairlead lab run %s --quick\n  fairlead lab run %[1]s --seed 7 --out results", e.Name),
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			switch {
-			case o.Exact && !testbed.InExact():
-				return inSecondKernel(c, o.Out, series(kernel), true)
-			case kernel == hostKernel:
-			case slices.Contains(kernels(), kernel):
-				return inSecondKernel(c, o.Out, series(kernel), false)
-			default:
+			if !slices.Contains(kernels(), kernel) {
 				return fmt.Errorf("invalid --kernel %q: use one of %s", kernel, strings.Join(kernels(), ", "))
+			}
+			if exact := o.Exact && !testbed.InExact(); exact || kernel != hostKernel {
+				return inSecondKernel(c, o.Out, series(kernel), exact)
 			}
 			if err := completeLab(c, &o); err != nil {
 				return err

@@ -60,3 +60,16 @@ func TestInterrupted(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A kernel that isn't known is rejected before anything is booted, and the known ones are named.
+func TestUnknownKernelIsRejected(t *testing.T) {
+	for _, args := range [][]string{{"--kernel", "4.19"}, {"--kernel", "4.19", "--exact"}} {
+		c := Command()
+		c.SetArgs(append([]string{"run", "connect", "--out", t.TempDir()}, args...))
+		c.SilenceErrors, c.SilenceUsage = true, true
+		err := c.ExecuteContext(t.Context())
+		if err == nil || !strings.Contains(err.Error(), `invalid --kernel "4.19": use one of host, vm, 5.10, 6.1, 6.12`) {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
