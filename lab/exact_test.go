@@ -27,8 +27,8 @@ const (
 )
 
 // Instructions that differ between runs, beside those margins: of our programs, by the chains of hash tables; of the
-// kernel, by the allocator's slow path, of some 300 instructions in whichever part comes upon it; of nftables' sets, whose
-// chains are longer.
+// kernel, by the allocator's slow path, of some 300 instructions in whichever part comes upon it; of nftables' sets, by
+// longer chains.
 const (
 	programsDiffer = 150
 	kernelDiffers  = 350
