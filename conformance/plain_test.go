@@ -138,12 +138,8 @@ func (p *plain) cut() error {
 			slices.ContainsFunc(front.Sources, func(r netip.Prefix) bool { return r.Contains(f.Source.Addr()) })
 		return !allowed || !front.Internal.Pool.Serves(f.ReplySource) && !front.External.Pool.Serves(f.ReplySource)
 	}
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		if _, err := p.flows.Cut(family, stale); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err = p.flows.Cut(stale)
+	return err
 }
 
 func (p *plain) Close() error { p.flows.Close(); return p.plane.Close() }

@@ -263,7 +263,7 @@ func (s *Planes) Close() error {
 	s.ended.Wait()
 	var errs []error
 	if s.stale != nil {
-		s.stale.Close()
+		errs = append(errs, s.stale.Close())
 	}
 	for _, l := range s.planes {
 		errs = append(errs, l.Close())

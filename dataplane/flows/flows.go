@@ -12,7 +12,6 @@ package flows
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
 
@@ -65,7 +64,7 @@ func New() (*Plane, error) {
 }
 
 // Close returns the plane's sockets back.
-func (p *Plane) Close() { p.conn.Close() }
+func (p *Plane) Close() error { return p.conn.Close() }
 
 // Invalid returns how many packets connection tracking has called invalid.
 func (p *Plane) Invalid() (uint64, error) { return p.conn.Invalid() }
@@ -93,30 +92,24 @@ func (p *Plane) Render(part model.ServicePart) []Fact {
 // anew.
 func (p *Plane) Read(context.Context) ([]Fact, error) { return nil, nil }
 
-// Write implements dataplane.Plane with one look through the flows of each family concerned.
+// Write implements dataplane.Plane by reading the flows once.
 func (p *Plane) Write(_ context.Context, put, del []Fact) error {
 	c := p.cutter()
-	families := map[uint8]bool{}
+	changed := len(put) > 0
 	for _, f := range del {
-		if c.remove(f) {
-			families[uint8(inet.Family(f.Key.Addr))] = true
-		}
+		changed = c.remove(f) || changed
 	}
 	for _, f := range put {
 		c.add(f)
-		families[uint8(inet.Family(f.Key.Addr))] = true
 	}
-	if len(families) == 0 || len(c.now)+len(c.past)+len(c.ports) == 0 {
+	if !changed || len(c.now)+len(c.past)+len(c.ports) == 0 {
 		return nil
 	}
 	var err error
 	if c.own, err = p.conn.Addresses(); err != nil {
 		return err
 	}
-	for family := range families {
-		_, e := p.conn.Cut(family, c.stale)
-		err = errors.Join(err, e)
-	}
+	_, err = p.conn.Cut(c.stale)
 	return err
 }
 

@@ -114,10 +114,7 @@ func CutUntranslated(entries Entries) error {
 	if err != nil {
 		return err
 	}
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		_, e := c.Cut(family, func(f conntrack.Flow) bool { return f.ReplySource == f.Destination && entries.lost(f, own) })
-		err = errors.Join(err, e)
-	}
+	_, err = c.Cut(func(f conntrack.Flow) bool { return f.ReplySource == f.Destination && entries.lost(f, own) })
 	return err
 }
 
@@ -139,19 +136,14 @@ func translated(f conntrack.Flow) bool { return f.ReplySource != f.Destination }
 
 // each queries about every flow, cuts those that are to be, and counts those that count.
 func each(c *conntrack.Conn, classify func(conntrack.Flow) (counts, cuts bool)) (n int, err error) {
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		_, err := c.Cut(family, func(f conntrack.Flow) (cuts bool) {
-			counts, cuts := classify(f)
-			if counts {
-				n++
-			}
-			return cuts
-		})
-		if err != nil {
-			return 0, err
+	_, err = c.Cut(func(f conntrack.Flow) (cuts bool) {
+		counts, cuts := classify(f)
+		if counts {
+			n++
 		}
-	}
-	return n, nil
+		return cuts
+	})
+	return n, err
 }
 
 // change calls f with the tables that there are. Where the kernel has no nf_tables there is nothing to change.

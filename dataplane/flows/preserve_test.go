@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
@@ -128,7 +126,7 @@ table ip begins {
 				return err
 			}
 			defer c.Close()
-			_, err = c.Cut(unix.AF_INET, func(f conntrack.Flow) bool {
+			_, err = c.Cut(func(f conntrack.Flow) bool {
 				is := f.Protocol == uint8(protocol) && f.Destination.Addr() == address
 				if is {
 					n++
@@ -223,7 +221,7 @@ func TestCutUntranslated(t *testing.T) {
 				return err
 			}
 			defer c.Close()
-			_, err = c.Cut(unix.AF_INET, func(f conntrack.Flow) bool {
+			_, err = c.Cut(func(f conntrack.Flow) bool {
 				if f.Protocol == uint8(model.TCP) {
 					if all++; f.Ended {
 						ended++

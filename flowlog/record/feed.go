@@ -35,7 +35,7 @@ type feed interface {
 // tracking is the kernel's connection tracking as a feed.
 type tracking struct {
 	events *conntrack.Events
-	marker *conntrack.Marker // reads the table
+	marker *conntrack.Conn // reads the table
 }
 
 func openTracking() (t *tracking, err error) {
@@ -43,7 +43,7 @@ func openTracking() (t *tracking, err error) {
 	if t.events, err = conntrack.Listen(eventBuffer); err != nil {
 		return nil, err
 	}
-	if t.marker, err = conntrack.OpenMarker(); err != nil {
+	if t.marker, err = conntrack.Open(); err != nil {
 		return nil, errors.Join(err, t.events.Close())
 	}
 	return t, nil

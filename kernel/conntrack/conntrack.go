@@ -1,13 +1,12 @@
-// Package conntrack reads, marks and cuts connections in the kernel's connection tracking. What cuts them stands on
-// vnetlink, what marks them on kernel/netlink: vnetlink 1.3.1 sends marks without a mask.
+// Package conntrack reads, marks and cuts connections in the kernel's connection tracking. It stands on kernel/netlink:
+// vnetlink 1.3.1 sends marks without a mask, and reads each family by itself.
 package conntrack
 
 import (
+	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
-	vnetlink "github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -27,38 +26,36 @@ type Flow struct {
 	Ended       bool           // a TCP connection that both ends have closed (TIME_WAIT), or one has reset
 }
 
-// Conn reaches one network namespace's connection tracking.
+// Conn reaches one network namespace's connection tracking: it reads the tracked connections, changes their marks and
+// removes them. It is safe for concurrent use.
 type Conn struct {
-	flows  *vnetlink.Handle
-	stats  *netlink.Socket
-	routes *netlink.Socket
+	dump, write *netlink.Socket
+	routes      *netlink.Socket
 }
 
 // Open connects to the calling thread's network namespace. It needs CAP_NET_ADMIN there.
 func Open() (*Conn, error) {
-	flows, err := vnetlink.NewHandle(unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("conntrack: open netlink socket: %w", err)
+	c := &Conn{}
+	for _, s := range []struct {
+		to       **netlink.Socket
+		protocol int
+	}{{&c.dump, unix.NETLINK_NETFILTER}, {&c.write, unix.NETLINK_NETFILTER}, {&c.routes, unix.NETLINK_ROUTE}} {
+		var err error
+		if *s.to, err = netlink.Open(s.protocol, 0); err != nil {
+			return nil, errors.Join(fmt.Errorf("conntrack: %w", err), c.Close())
+		}
 	}
-	stats, err := netlink.Open(unix.NETLINK_NETFILTER, 0)
-	if err != nil {
-		flows.Close()
-		return nil, fmt.Errorf("conntrack: %w", err)
-	}
-	routes, err := netlink.Open(unix.NETLINK_ROUTE, 0)
-	if err != nil {
-		flows.Close()
-		stats.Close()
-		return nil, fmt.Errorf("conntrack: %w", err)
-	}
-	return &Conn{flows, stats, routes}, nil
+	return c, nil
 }
 
-// Close closes the sockets.
-func (c *Conn) Close() {
-	c.flows.Close()
-	c.stats.Close()
-	c.routes.Close()
+// Close closes the sockets. Marks stay.
+func (c *Conn) Close() (err error) {
+	for _, s := range []*netlink.Socket{c.dump, c.write, c.routes} {
+		if s != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}
+	return err
 }
 
 // Invalid returns how many packets belonged to no connection, nor could they begin one: those that rules match as
@@ -69,7 +66,7 @@ func (c *Conn) Invalid() (packets uint64, err error) {
 	request := func(b *netlink.Buffer) { *b = append(*b, make([]byte, header)...) }
 	err = netlink.Stable(func() error {
 		packets = 0
-		return c.stats.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|getStats, unix.NLM_F_DUMP, request, func(m netlink.Message) {
+		return c.dump.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|getStats, unix.NLM_F_DUMP, request, func(m netlink.Message) {
 			packets += netlink.BE(netlink.Find(m.Body[min(header, len(m.Body)):], invalid))
 		})
 	})
@@ -79,32 +76,23 @@ func (c *Conn) Invalid() (packets uint64, err error) {
 	return packets, nil
 }
 
-// Cut removes the flows of a family (unix.AF_INET or AF_INET6) that match says, and returns their number. A packet of
-// such a flow that comes later is the first of a new one.
-func (c *Conn) Cut(family uint8, match func(Flow) bool) (int, error) {
-	n, err := c.flows.ConntrackDeleteFilters(vnetlink.ConntrackTable, vnetlink.InetFamily(family), filter(match))
+// Cut removes the flows of both families that match says, and returns their number: the table is read once. A packet of
+// such a flow that comes later is the first of a new one. A flow that ends meanwhile is no error.
+func (c *Conn) Cut(match func(Flow) bool) (int, error) {
+	n, err := c.each(nil, func(b *netlink.Batch, t Tracked, e entry) {
+		if !match(t.Flow) {
+			return
+		}
+		said := func() string { return fmt.Sprintf("cut %d %s > %s", t.Protocol, t.Source, t.Destination) }
+		b.Add(unix.NFNL_SUBSYS_CTNETLINK<<8|msgDelete, 0, said, func(b *netlink.Buffer) {
+			e.name(b, t.Zone)
+			b.Bytes(ctaID, e.id)
+		})
+	})
 	if err != nil {
-		return int(n), fmt.Errorf("conntrack: cut flows of family %d: %w", family, err)
+		return n, fmt.Errorf("conntrack: cut flows: %w", err)
 	}
-	return int(n), nil
-}
-
-// filter is a vnetlink.CustomConntrackFilter.
-type filter func(Flow) bool
-
-// MatchConntrackFlow implements vnetlink.CustomConntrackFilter.
-func (f filter) MatchConntrackFlow(flow *vnetlink.ConntrackFlow) bool {
-	out := Flow{
-		Protocol:    flow.Forward.Protocol,
-		Source:      addrPort(flow.Forward.SrcIP, flow.Forward.SrcPort),
-		Destination: addrPort(flow.Forward.DstIP, flow.Forward.DstPort),
-		ReplySource: addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort),
-		Reply:       addrPort(flow.Reverse.DstIP, flow.Reverse.DstPort),
-	}
-	if tcp, ok := flow.ProtoInfo.(*vnetlink.ProtoInfoTCP); ok {
-		out.state(tcp.State)
-	}
-	return f(out)
+	return n, nil
 }
 
 // state records a TCP connection's state.
@@ -112,11 +100,6 @@ func (f *Flow) state(s uint8) {
 	f.Opening = s == nl.TCP_CONNTRACK_SYN_SENT
 	f.Closing = s >= nl.TCP_CONNTRACK_FIN_WAIT && s <= nl.TCP_CONNTRACK_CLOSE
 	f.Ended = s == nl.TCP_CONNTRACK_TIME_WAIT || s == nl.TCP_CONNTRACK_CLOSE
-}
-
-func addrPort(ip net.IP, port uint16) netip.AddrPort {
-	a, _ := netip.AddrFromSlice(ip)
-	return netip.AddrPortFrom(a.Unmap(), port)
 }
 
 // Addresses returns the addresses of the namespace's interfaces.

@@ -10,7 +10,7 @@ import (
 
 // Each new connection is reported as it is translated, or counted as lost.
 func TestEventsAreReportedOrCounted(t *testing.T) {
-	in(t, func(*Marker) {
+	in(t, func(*Conn) {
 		const sent = 2000
 		for _, buffer := range []int{8 << 20, 64 << 10} {
 			e, err := Listen(buffer)
@@ -39,7 +39,7 @@ func TestEventsAreReportedOrCounted(t *testing.T) {
 }
 
 func TestTrackingFollowsRules(t *testing.T) {
-	in(t, func(*Marker) {
+	in(t, func(*Conn) {
 		if v4, v6, err := Tracking(); !v4 || !v6 || err != nil {
 			t.Error(v4, v6, err)
 		}

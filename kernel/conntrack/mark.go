@@ -19,37 +19,17 @@ type Tracked struct {
 	Midstream bool // a TCP connection of which no SYN was seen: its original direction may be that of the replies
 }
 
-// Marker reads the tracked connections of one network namespace and changes their marks. It is safe for concurrent use.
-type Marker struct{ dump, write *netlink.Socket }
-
-// OpenMarker connects to the calling thread's network namespace. It needs CAP_NET_ADMIN there.
-func OpenMarker() (*Marker, error) {
-	dump, err := netlink.Open(unix.NETLINK_NETFILTER, 0)
-	if err != nil {
-		return nil, fmt.Errorf("conntrack: %w", err)
-	}
-	write, err := netlink.Open(unix.NETLINK_NETFILTER, 0)
-	if err != nil {
-		dump.Close()
-		return nil, fmt.Errorf("conntrack: %w", err)
-	}
-	return &Marker{dump, write}, nil
-}
-
-// Close closes the sockets. The marks stay.
-func (m *Marker) Close() error { return errors.Join(m.dump.Close(), m.write.Close()) }
-
 // Each calls f with each tracked connection of both families.
-func (m *Marker) Each(f func(Tracked)) error {
-	_, err := m.Remark(0, func(t Tracked) uint32 { f(t); return 0 })
+func (c *Conn) Each(f func(Tracked)) error {
+	_, err := c.Remark(0, func(t Tracked) uint32 { f(t); return 0 })
 	return err
 }
 
 // Attributes, messages and flags of include/uapi/linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h.
 const (
-	msgNew, msgGet                         = 0, 1
+	msgNew, msgGet, msgDelete              = 0, 1, 2
 	ctaOriginal, ctaReply, ctaProtoinfo    = 1, 2, 4
-	ctaMark, ctaZone, ctaMarkMask          = 8, 18, 21
+	ctaMark, ctaID, ctaZone, ctaMarkMask   = 8, 12, 18, 21
 	ctaTupleIP, ctaTupleProto              = 1, 2
 	ctaProtoNumber, ctaSrcPort, ctaDstPort = 1, 2, 3
 	ctaInfoTCP, ctaTCPState, ctaTCPFlags   = 1, 1, 4
@@ -62,27 +42,57 @@ const (
 
 // Remark calls f with each tracked connection of both families and sets the bits of mask in its mark to those that f
 // returns, where they differ; other bits stay. It returns how many marks it changed. One that ends meanwhile is no
-// error. Marks are written while the table is still read; at most a few batches of them are held at once.
-func (m *Marker) Remark(mask uint32, f func(Tracked) uint32) (changed int, err error) {
-	return m.remark(mask, 0, f)
+// error.
+func (c *Conn) Remark(mask uint32, f func(Tracked) uint32) (changed int, err error) {
+	return c.remark(mask, 0, f)
 }
 
 // RemarkUnmarked does what Remark does with those connections alone that have none of mask's bits: the kernel leaves
 // the others out, which takes it less than a tenth of the time.
-func (m *Marker) RemarkUnmarked(mask uint32, f func(Tracked) uint32) (changed int, err error) {
-	return m.remark(mask, mask, f)
+func (c *Conn) RemarkUnmarked(mask uint32, f func(Tracked) uint32) (changed int, err error) {
+	return c.remark(mask, mask, f)
 }
 
 // remark is Remark of the connections that have none of the bits of without.
-func (m *Marker) remark(mask, without uint32, f func(Tracked) uint32) (changed int, err error) {
+func (c *Conn) remark(mask, without uint32, f func(Tracked) uint32) (changed int, err error) {
+	only := func(b *netlink.Buffer) {
+		if without != 0 {
+			b.BE32(ctaMark, 0)
+			b.BE32(ctaMarkMask, without)
+		}
+	}
+	changed, err = c.each(only, func(b *netlink.Batch, t Tracked, e entry) {
+		value := f(t) & mask
+		if value == t.Mark&mask {
+			return
+		}
+		said := func() string {
+			return fmt.Sprintf("set mark %#x/%#x of %d %s > %s", value, mask, t.Protocol, t.Source, t.Destination)
+		}
+		b.Add(unix.NFNL_SUBSYS_CTNETLINK<<8|msgNew, 0, said, func(b *netlink.Buffer) {
+			e.name(b, t.Zone)
+			b.BE32(ctaMark, value)
+			b.BE32(ctaMarkMask, mask)
+		})
+	})
+	if err != nil {
+		return changed, fmt.Errorf("conntrack: mark connections: %w", err)
+	}
+	return changed, nil
+}
+
+// each calls change with each tracked connection of both families, or those that only's attributes select, and sends
+// the requests that it adds to a batch while the table is still read; at most a few batches of them are held at once.
+// It returns how many were done; one whose connection has ended is none, and no error.
+func (c *Conn) each(only func(*netlink.Buffer), change func(*netlink.Batch, Tracked, entry)) (done int, err error) {
 	batches := make(chan *netlink.Batch)
-	var failed error // like changed the writer's, until it has ended
+	var failed error // like done the writer's, until it has ended
 	var writer sync.WaitGroup
 	writer.Go(func() {
 		for b := range batches {
-			changed += b.Len()
-			failed = errors.Join(failed, m.write.Run(b, func(i int, err error) {
-				if changed--; !errors.Is(err, unix.ENOENT) && failed == nil {
+			done += b.Len()
+			failed = errors.Join(failed, c.write.Run(b, func(i int, err error) {
+				if done--; !errors.Is(err, unix.ENOENT) && failed == nil {
 					failed = fmt.Errorf("%s: %w", b.Said(i), err)
 				}
 			}))
@@ -91,58 +101,51 @@ func (m *Marker) remark(mask, without uint32, f func(Tracked) uint32) (changed i
 	b := &netlink.Batch{}
 	request := func(b *netlink.Buffer) {
 		*b = append(*b, unix.AF_UNSPEC, 0, 0, 0)
-		if without != 0 {
-			b.BE32(ctaMark, 0)
-			b.BE32(ctaMarkMask, without)
+		if only != nil {
+			only(b)
 		}
 	}
-	err = m.dump.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|msgGet, unix.NLM_F_DUMP, request, func(n netlink.Message) {
+	err = c.dump.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|msgGet, unix.NLM_F_DUMP, request, func(n netlink.Message) {
 		if n.Type>>8 != unix.NFNL_SUBSYS_CTNETLINK || len(n.Body) < genHeader {
 			return
 		}
-		t, tuple, ok := tracked(n.Body[genHeader:])
+		t, e, ok := tracked(n.Body[genHeader:])
 		if !ok {
 			return
 		}
-		if want := f(t) & mask; want != t.Mark&mask {
-			update(b, n.Body[0], t, tuple, want, mask)
-			if b.Len() == batchLength {
-				batches <- b
-				b = &netlink.Batch{}
-			}
+		e.family = n.Body[0]
+		if change(b, t, e); b.Len() >= batchLength {
+			batches <- b
+			b = &netlink.Batch{}
 		}
 	})
 	batches <- b
 	close(batches)
 	writer.Wait()
-	if err = errors.Join(err, failed); err != nil {
-		return changed, fmt.Errorf("conntrack: mark connections: %w", err)
-	}
-	return changed, nil
+	return done, errors.Join(err, failed)
 }
 
-// update adds the request that sets bits of an entry's mark.
-func update(b *netlink.Batch, family uint8, t Tracked, tuple []byte, value, mask uint32) {
-	said := func() string {
-		return fmt.Sprintf("set mark %#x/%#x of %d %s > %s", value, mask, t.Protocol, t.Source, t.Destination)
-	}
-	b.Add(unix.NFNL_SUBSYS_CTNETLINK<<8|msgNew, 0, said, func(b *netlink.Buffer) {
-		*b = append(*b, family, 0, 0, 0)
-		b.Bytes(ctaOriginal|netlink.Nested, tuple)
-		if t.Zone != 0 {
-			b.BE16(ctaZone, t.Zone)
-		}
-		b.BE32(ctaMark, value)
-		b.BE32(ctaMarkMask, mask)
-	})
+// entry is what names a connection's entry in the kernel.
+type entry struct {
+	family    uint8
+	tuple, id []byte // its original direction, and the number that no later entry of that tuple has
 }
 
-// tracked reads an entry's attributes and returns its original tuple's too, which name it.
-func tracked(b []byte) (t Tracked, tuple []byte, ok bool) {
+// name appends what says which entry a request is about.
+func (e entry) name(b *netlink.Buffer, zone uint16) {
+	*b = append(*b, e.family, 0, 0, 0)
+	b.Bytes(ctaOriginal|netlink.Nested, e.tuple)
+	if zone != 0 {
+		b.BE16(ctaZone, zone)
+	}
+}
+
+// tracked reads an entry's attributes and returns those that name it, too.
+func tracked(b []byte) (t Tracked, e entry, ok bool) {
 	for a, v := range netlink.Attributes(b) {
 		switch a {
 		case ctaOriginal:
-			tuple = v
+			e.tuple = v
 			t.Protocol, t.Source, t.Destination, ok = tupleOf(v)
 		case ctaReply:
 			_, t.ReplySource, t.Reply, _ = tupleOf(v)
@@ -155,11 +158,13 @@ func tracked(b []byte) (t Tracked, tuple []byte, ok bool) {
 			t.Midstream = len(flags) > 0 && len(reply) > 0 && flags[0]&reply[0]&liberal != 0
 		case ctaMark:
 			t.Mark = uint32(netlink.BE(v))
+		case ctaID:
+			e.id = v
 		case ctaZone:
 			t.Zone = uint16(netlink.BE(v))
 		}
 	}
-	return t, tuple, ok && t.ReplySource.IsValid()
+	return t, e, ok && t.ReplySource.IsValid()
 }
 
 // tupleOf reads a tuple. Protocols without ports have the ports 0.

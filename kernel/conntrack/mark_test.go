@@ -34,7 +34,7 @@ const tracking = `table inet t {
 }`
 
 // in runs a test in a namespace that tracks connections.
-func in(t testing.TB, body func(m *Marker)) {
+func in(t testing.TB, body func(m *Conn)) {
 	netnstest.Do(t, func() {
 		for _, c := range [][]string{{"ip", "link", "set", "lo", "up"}, {"nft", "-f", "-"}} {
 			cmd := exec.Command(c[0], c[1:]...)
@@ -44,7 +44,7 @@ func in(t testing.TB, body func(m *Marker)) {
 				return
 			}
 		}
-		m, err := OpenMarker()
+		m, err := Open()
 		if err != nil {
 			t.Error(err)
 			return
@@ -71,7 +71,7 @@ func send(t testing.TB, host string, first, count int) {
 }
 
 // marks returns the marks of all connections, by protocol and destination.
-func marks(t testing.TB, m *Marker) map[string]uint32 {
+func marks(t testing.TB, m *Conn) map[string]uint32 {
 	all := map[string]uint32{}
 	_, err := m.Remark(1<<31, func(c Tracked) uint32 {
 		all[fmt.Sprintf("%d %s %s", c.Protocol, c.Destination, c.ReplySource)] = c.Mark
@@ -84,7 +84,7 @@ func marks(t testing.TB, m *Marker) map[string]uint32 {
 }
 
 func TestRemarkChangesItsBitsOnly(t *testing.T) {
-	in(t, func(m *Marker) {
+	in(t, func(m *Conn) {
 		send(t, "127.0.0.1", 1000, 1)
 		send(t, "::1", 53, 1)
 		send(t, "127.0.9.9", 53, 1)
@@ -128,7 +128,7 @@ func TestRemarkChangesItsBitsOnly(t *testing.T) {
 }
 
 func TestRemarkOfManyMoreThanABatch(t *testing.T) {
-	in(t, func(m *Marker) {
+	in(t, func(m *Conn) {
 		const count = 3*batchLength + 7
 		send(t, "127.0.0.1", 2000, count)
 		if changed, err := m.Remark(1, func(Tracked) uint32 { return 1 }); changed != count || err != nil {
@@ -143,7 +143,7 @@ func TestRemarkOfManyMoreThanABatch(t *testing.T) {
 }
 
 func TestRemarkUnmarked(t *testing.T) {
-	in(t, func(m *Marker) {
+	in(t, func(m *Conn) {
 		send(t, "127.0.0.1", 2000, 3)
 		mark := func(port uint16) func(Tracked) uint32 {
 			return func(c Tracked) uint32 {
@@ -170,7 +170,7 @@ func TestRemarkUnmarked(t *testing.T) {
 }
 
 func TestRemarkOfAConnectionThatEnded(t *testing.T) {
-	in(t, func(m *Marker) {
+	in(t, func(m *Conn) {
 		c, err := Open()
 		if err != nil {
 			t.Error(err)
@@ -179,7 +179,7 @@ func TestRemarkOfAConnectionThatEnded(t *testing.T) {
 		defer c.Close()
 		send(t, "127.0.0.1", 2000, 2)
 		changed, err := m.Remark(1, func(f Tracked) uint32 {
-			_, err := c.Cut(unix.AF_INET, func(o Flow) bool { return o == f.Flow && o.Destination.Port() == 2000 })
+			_, err := c.Cut(func(o Flow) bool { return o == f.Flow && o.Destination.Port() == 2000 })
 			if err != nil {
 				t.Error(err)
 			}
@@ -192,7 +192,7 @@ func TestRemarkOfAConnectionThatEnded(t *testing.T) {
 }
 
 func TestMidstream(t *testing.T) {
-	in(t, func(m *Marker) {
+	in(t, func(m *Conn) {
 		for addr, midstream := range map[string]bool{"127.0.0.1": false, "127.0.7.7": true} {
 			l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
 			if err != nil {
@@ -237,7 +237,7 @@ func FuzzTracked(f *testing.F) {
 }
 
 func BenchmarkRemark(b *testing.B) {
-	in(b, func(m *Marker) {
+	in(b, func(m *Conn) {
 		for i := range 5 {
 			send(b, fmt.Sprintf("127.0.0.%d", i+1), 1000, 20000)
 		}

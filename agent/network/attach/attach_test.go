@@ -773,7 +773,7 @@ func TestReusedAddressForgetsConnections(t *testing.T) {
 			return err
 		}
 		defer flows.Close()
-		left, err := flows.Cut(unix.AF_INET, func(f conntrack.Flow) bool { return f.ReplySource.Addr() == p.addresses[0] })
+		left, err := flows.Cut(func(f conntrack.Flow) bool { return f.ReplySource.Addr() == p.addresses[0] })
 		if left > 0 {
 			t.Errorf("%d flows of the pod before lead to the pod that has its address now", left)
 		}

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/kernel/conntrack"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/netns/netnstest"
@@ -175,16 +173,14 @@ func (o *oldFlows) forgotten(p *pod) {
 		defer c.Close()
 		for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 			left := 0
-			for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-				if _, err := c.Cut(family, func(f conntrack.Flow) bool {
-					of := func(a netip.AddrPort) bool { return slices.Contains(p.addresses, a.Addr()) }
-					if of(f.Source) || of(f.ReplySource) {
-						left++
-					}
-					return false
-				}); err != nil {
-					return err
+			if _, err := c.Cut(func(f conntrack.Flow) bool {
+				of := func(a netip.AddrPort) bool { return slices.Contains(p.addresses, a.Addr()) }
+				if of(f.Source) || of(f.ReplySource) {
+					left++
 				}
+				return false
+			}); err != nil {
+				return err
 			}
 			if left == 0 {
 				return nil

@@ -189,8 +189,7 @@ func (s *Server) Begin(put, del []model.NetworkPart) {
 
 // Close closes the server's handles, once Serve and Follow have returned.
 func (s *Server) Close() error {
-	s.flows.Close()
-	return errors.Join(s.s.Close(), s.ns.Close())
+	return errors.Join(s.flows.Close(), s.s.Close(), s.ns.Close())
 }
 
 // devices returns the names of the node's devices of pods' kinds that may be attachments'.
@@ -540,13 +539,10 @@ func (s *Server) cut(of func(netip.Addr) bool) error {
 	if s.options.Cut != nil {
 		err = s.options.Cut(of)
 	}
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		_, failed := s.flows.Cut(family, func(f conntrack.Flow) bool {
-			return of(f.Source.Addr()) || of(f.Destination.Addr()) || of(f.ReplySource.Addr())
-		})
-		err = errors.Join(err, failed)
-	}
-	if err != nil {
+	_, failed := s.flows.Cut(func(f conntrack.Flow) bool {
+		return of(f.Source.Addr()) || of(f.Destination.Addr()) || of(f.ReplySource.Addr())
+	})
+	if err = errors.Join(err, failed); err != nil {
 		return fmt.Errorf("cut the connections of pods that have gone: %w", err)
 	}
 	return nil

@@ -7,7 +7,7 @@ import (
 )
 
 // tracked is the connections that the kernel tracks in one network namespace.
-type tracked struct{ *conntrack.Marker }
+type tracked struct{ *conntrack.Conn }
 
 // connections calls f with the ends of each that is open: the client, and the address that it has reached.
 func (t tracked) connections(f func(client, to netip.Addr)) error {

@@ -119,7 +119,7 @@ func Open(o Options) (*Learner, error) {
 		l.log, err = nflog.Listen(dns.LogGroup, dns.Copied)
 	}
 	if err == nil {
-		l.tracked.Marker, err = conntrack.OpenMarker()
+		l.tracked.Conn, err = conntrack.Open()
 	}
 	if err == nil {
 		err = l.restore()
@@ -182,7 +182,7 @@ func (l *Learner) Close() error {
 	if l.log != nil {
 		errs = append(errs, l.log.Close())
 	}
-	if l.tracked.Marker != nil {
+	if l.tracked.Conn != nil {
 		errs = append(errs, l.tracked.Close())
 	}
 	return errors.Join(append(errs, l.ns.Close(), l.plane.Close())...)

@@ -12,14 +12,14 @@ import (
 
 // evaluator evaluates connections by policies of its own. One goroutine at a time uses it.
 type evaluator struct {
-	marker *conntrack.Marker
+	marker *conntrack.Conn
 	bit    uint32 // of the connection mark; 0: nothing is cut
 	denied func() // called at a pass's first denied connection
 	now    *model.Policies
 	pods   map[netip.Addr]bool // addresses of this node's pods, also of those that are gone
 }
 
-func newEvaluator(m *conntrack.Marker) evaluator {
+func newEvaluator(m *conntrack.Conn) evaluator {
 	return evaluator{marker: m, now: model.NewPolicies(), pods: map[netip.Addr]bool{}}
 }
 

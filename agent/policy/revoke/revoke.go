@@ -27,7 +27,7 @@ import (
 // a connection to cut.
 type Revoker struct {
 	reconcile.Runner[model.PolicyPart] // the engine's
-	marker                             *conntrack.Marker
+	marker                             *conntrack.Conn
 	log                                *slog.Logger
 	times                              times
 	notified                           chan struct{} // holds one when there is a change
@@ -64,7 +64,7 @@ type changes struct {
 // Open returns a Revoker that stands before runner, for the calling thread's network namespace. It uses the bit of the
 // connection mark that the first model.PolicyNode names, and cuts nothing where that is 0.
 func Open(runner reconcile.Runner[model.PolicyPart], log *slog.Logger) (*Revoker, error) {
-	m, err := conntrack.OpenMarker()
+	m, err := conntrack.Open()
 	if err != nil {
 		return nil, fmt.Errorf("cut connections: %w", err)
 	}

@@ -86,7 +86,7 @@ type bed struct {
 	node     *sandbox.Host
 	resolver *policy.Resolver
 	runner   reconcile.Runner[model.PolicyPart]
-	marker   *conntrack.Marker
+	marker   *conntrack.Conn
 	*Revoker
 	bit       uint32
 	stop      func()
@@ -110,7 +110,7 @@ func newBed(t testing.TB) *bed {
 	b.node, err = b.Node("n1")
 	b.must(err)
 	b.must(b.node.Do(func() (err error) {
-		b.marker, err = conntrack.OpenMarker()
+		b.marker, err = conntrack.Open()
 		return err
 	}))
 	t.Cleanup(func() { b.marker.Close() })

@@ -56,7 +56,7 @@ func say(from, to net.Conn, wait time.Duration) error {
 func (n *Network) mark(bit, to uint32) {
 	n.Helper()
 	n.Must(n.Node.Do(func() error {
-		m, err := conntrack.OpenMarker()
+		m, err := conntrack.Open()
 		if err != nil {
 			return err
 		}
