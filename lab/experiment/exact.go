@@ -17,13 +17,13 @@ const ExactRounds = 7
 func partOf(id string) string { return "-of-" + id }
 
 // counted returns the design of an exact run: each measure of which the operations are traced has its parts, on each
-// other in a picture.
+// other in a picture. Those are the measures that are compared with the baseline, unless they are processor time.
 func counted(d result.Design) result.Design {
 	d = d.Counted()
 	var all []result.Measure
 	for _, m := range d.Measures {
 		all = append(all, m)
-		if m.Unit != result.Instructions || !m.Ratio || m.From != "" {
+		if m.Unit != result.Instructions || !m.Ratio || m.From != "" || m.Counted != "" {
 			continue
 		}
 		picture := result.Picture{ID: m.ID + "-parts", Kind: result.Stack, Title: m.Title + ": where its instructions go",

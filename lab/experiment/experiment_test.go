@@ -8,7 +8,18 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/instructions"
+	"fairlead.dev/fairlead/lab/result"
 )
+
+// Of what is traced, and of nothing else, an exact design has the parts.
+func TestPartsAreOfWhatIsTraced(t *testing.T) {
+	d := counted(result.Design{Measures: []result.Measure{{ID: "crr", Unit: "µs", Ratio: true}, {ID: "change", Unit: "µs"},
+		{ID: "add", Unit: "ms", Ratio: true, Counted: "processor time"}}})
+	if len(d.Pictures) != 1 || d.Pictures[0].ID != "crr-parts" || len(d.Measures) != 3+len(instructions.PartsOf()) {
+		t.Errorf("%+v", d)
+	}
+}
 
 func TestLayoutsAreChosen(t *testing.T) {
 	for _, c := range []struct {

@@ -229,13 +229,13 @@ func (r *Grid) install(ctx context.Context, l classic.Layout, i int) error {
 		return err
 	}
 	c := classic.FromParts(w.Parts)
-	began := time.Now()
+	began := r.bed.Clock()
 	err = p.Near.Do(func() error { return write(ctx, l, c) })
 	if err != nil {
 		return fmt.Errorf("write %s of %d Services: %w", l, w.Cluster.Services, err)
 	}
 	if err := r.out.AddValue(result.Block{Arm: p.Arm, Params: testbed.ServiceParams(p.Services)}, "load",
-		float64(time.Since(began))); err != nil {
+		float64(r.bed.Clock()-began)); err != nil {
 		return err
 	}
 	again := classic.Rules{Layout: l, Variant: classic.Legacy, Cluster: c}
@@ -308,7 +308,9 @@ func CheckServices(counts []int) error {
 // LoadMeasure is the time to program the kernel of an arm.
 var LoadMeasure = result.Measure{ID: "load", Title: "first full write", Unit: "s", Stat: result.Value,
 	Text: "kube-proxy's rules: the commands' time, which for nft-classic are given them in pieces; modes: from " +
-		"the start of `fairlead run` until all is in the kernel"}
+		"the start of `fairlead run` until all is in the kernel",
+	Counted: "kube-proxy's rules: what the commands execute, and this process to run them; modes: what the agent does, " +
+		"from its start until all is in the kernel"}
 
 // NodesOf returns the nodes that agents of a mode serve.
 func (r *Grid) NodesOf(mode string) (l []*testbed.Node) {

@@ -3,6 +3,7 @@ package result
 import (
 	"cmp"
 	"slices"
+	"strings"
 )
 
 // Design is an experiment in words and numbers: all that a reader of the raw blocks must know to judge them.
@@ -114,6 +115,8 @@ type Measure struct {
 	Mean   bool `json:"mean,omitempty"`
 	Exact  bool `json:"exact,omitempty"`  // counted: one block says all
 	Detail bool `json:"detail,omitempty"` // in the report, not in the terminal
+	// Text of an exact run, where a measure of time is processor time; "": its operations are counted each, and traced
+	Counted string `json:"-"`
 }
 
 // Source is the measure that its blocks bear.
@@ -186,15 +189,23 @@ func (d Design) ArmTitle(id string) string {
 // Instructions is the unit of measures of exact runs.
 const Instructions = "instr."
 
-// Counted returns the design of a run that counts instructions, one for each nanosecond, in measures that are compared
-// with the baseline. Others stay times, of a clock that jumps over idle time.
+// Counted returns the design of a run that counts instructions, one for each nanosecond: of every measure that has a
+// unit of time. Bounds in units of time and numbers published in them are left out.
 func (d Design) Counted() Design {
 	d.Measures = slices.Clone(d.Measures)
+	var counted []string
 	for i := range d.Measures {
-		if m := &d.Measures[i]; m.Ratio && slices.Contains([]string{"ns", "µs", "ms", "s"}, m.Unit) {
-			m.Unit = Instructions
+		m := &d.Measures[i]
+		if !slices.Contains([]string{"ns", "µs", "ms", "s"}, m.Unit) {
+			continue
 		}
+		m.Unit, m.Text = Instructions, cmp.Or(m.Counted, m.Text)
+		counted = append(counted, m.ID)
 	}
+	d.Aims = slices.DeleteFunc(slices.Clone(d.Aims), func(a Aim) bool {
+		return slices.Contains(counted, a.Measure) && a.Of != Ratio && a.Of != Failed && a.Over == nil
+	})
+	d.dropGhosts(counted)
 	d.Exact, d.Margin = true, 0.001
 	if d.Answer != nil {
 		a := *d.Answer
@@ -208,9 +219,56 @@ func (d Design) Counted() Design {
 	}
 	d.Method = append([]string{"Instructions are counted, not time: all runs in an emulated machine of one processor, " +
 		"of which the clocks advance by one with each instruction. Client and server are one thread, so that neither " +
-		"waits: a connection is what both ends and all between them execute. A repeated string instruction counts once " +
-		"for each repetition. What this can't see: caches, the prediction of branches, memory, real devices, other " +
-		"processors."},
+		"waits: a connection is what both ends and all between them execute. What programs do is their processor time, " +
+		"of all their threads; Go's collections fall where they may and are part of it. A repeated string instruction " +
+		"counts once for each repetition. What this can't see: caches, the prediction of branches, memory, real devices, " +
+		"other processors."},
 		d.Method...)
 	return d
+}
+
+// dropGhosts drops the published numbers of measures.
+func (d *Design) dropGhosts(measures []string) {
+	of := func(g Ghost) bool { return slices.Contains(measures, g.Measure) }
+	d.Ghosts = slices.DeleteFunc(slices.Clone(d.Ghosts), of)
+	d.Pictures = slices.Clone(d.Pictures)
+	for i := range d.Pictures {
+		p := &d.Pictures[i]
+		p.Ghosts = slices.DeleteFunc(slices.Clone(p.Ghosts), of)
+	}
+}
+
+// LeaveOut leaves measures out, with what reads them: aims, published numbers, pictures, and findings. A line in
+// Missing names them and says why. IDs of which the design has no measure are ignored.
+func (d *Design) LeaveOut(why string, measures ...string) {
+	var titles []string
+	out := func(id string) bool { return slices.Contains(measures, id) }
+	d.Measures = slices.DeleteFunc(slices.Clone(d.Measures), func(m Measure) bool {
+		gone := out(m.ID) || out(m.From)
+		if gone {
+			titles = append(titles, m.Title)
+		}
+		return gone
+	})
+	if len(titles) == 0 {
+		return
+	}
+	d.Aims = slices.DeleteFunc(slices.Clone(d.Aims), func(a Aim) bool {
+		reads := func(c *CellRef) bool { return c != nil && out(c.Measure) }
+		return out(a.Measure) || reads(a.Less) || reads(a.Plus) || reads(a.Over)
+	})
+	d.dropGhosts(measures) // of pictures that are this design's own from here on
+	for i := range d.Pictures {
+		d.Pictures[i].Measures = slices.DeleteFunc(slices.Clone(d.Pictures[i].Measures), out)
+	}
+	d.Pictures = slices.DeleteFunc(d.Pictures, func(p Picture) bool { return len(p.Measures) == 0 })
+	if d.Answer != nil {
+		a := *d.Answer
+		a.Findings = slices.DeleteFunc(slices.Clone(a.Findings), func(f Finding) bool {
+			return slices.ContainsFunc(f.Cells, func(c CellRef) bool { return out(c.Measure) }) ||
+				f.Over != nil && out(f.Over.Measure)
+		})
+		d.Answer = &a
+	}
+	d.Missing = append(slices.Clone(d.Missing), strings.Join(titles, ", ")+": "+why)
 }

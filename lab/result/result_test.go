@@ -3,6 +3,7 @@ package result
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -74,18 +75,62 @@ func FuzzReadBlocks(f *testing.F) {
 	})
 }
 
-// An exact run's measures of time are counts, and the design that it is made of stays as it is.
+// An exact run's measures of time are counts, without bounds in time, and the design that it is made of stays as it is.
 func TestCounted(t *testing.T) {
 	d := Design{Margin: 0.01, Method: []string{"first"},
-		Measures: []Measure{{ID: "crr", Unit: "µs", Ratio: true}, {ID: "size", Unit: "MiB"}},
+		Measures: []Measure{{ID: "crr", Unit: "µs", Text: "from call to return", Ratio: true}, {ID: "size", Unit: "MiB"},
+			{ID: "sync", Unit: "s", Text: "from start to end", Counted: "processor time"}},
+		Aims: []Aim{{ID: "bound", Measure: "sync", Of: Value}, {ID: "flat", Measure: "sync", Of: Value, Over: &CellRef{}},
+			{ID: "ratio", Measure: "crr", Of: Ratio}, {ID: "small", Measure: "size", Of: Value}},
+		Ghosts:   []Ghost{{Measure: "sync"}, {Measure: "size"}},
+		Pictures: []Picture{{Measures: []string{"crr"}, Ghosts: []Ghost{{Measure: "crr"}}}},
 		Answer:   &Answer{Findings: []Finding{{Object: "time"}, {Object: "rules"}}}}
 	c := d.Counted()
-	if c.Measures[0].Unit != Instructions || c.Measures[1].Unit != "MiB" || !c.Exact || c.Margin >= d.Margin ||
-		len(c.Method) != 2 || c.Answer.Findings[0].Object != "instructions" || c.Answer.Findings[1].Object != "rules" {
+	for i, want := range []Measure{{Unit: Instructions, Text: "from call to return"}, {Unit: "MiB"},
+		{Unit: Instructions, Text: "processor time"}} {
+		if m := c.Measures[i]; m.Unit != want.Unit || m.Text != want.Text {
+			t.Errorf("%+v", m)
+		}
+	}
+	var aims []string
+	for _, a := range c.Aims {
+		aims = append(aims, a.ID)
+	}
+	if !c.Exact || c.Margin >= d.Margin || len(c.Method) != 2 || c.Answer.Findings[0].Object != "instructions" ||
+		c.Answer.Findings[1].Object != "rules" || !slices.Equal(aims, []string{"flat", "ratio", "small"}) ||
+		len(c.Ghosts) != 1 || len(c.Pictures[0].Ghosts) != 0 {
 		t.Errorf("%+v", c)
 	}
-	if d.Measures[0].Unit != "µs" || d.Answer.Findings[0].Object != "time" || d.Exact {
+	if d.Measures[0].Unit != "µs" || d.Answer.Findings[0].Object != "time" || d.Exact || len(d.Aims) != 4 ||
+		len(d.Ghosts) != 2 || len(d.Pictures[0].Ghosts) != 1 {
 		t.Errorf("the design that it was made of is %+v", d)
+	}
+}
+
+// What is left out is named, and nothing reads it any more.
+func TestLeaveOut(t *testing.T) {
+	of := func(id string) []CellRef { return []CellRef{{Measure: id}} }
+	d := Design{
+		Measures: []Measure{{ID: "crr"}, {ID: "idle", Title: "idle agent"}, {ID: "tail", Title: "tail", From: "idle"}},
+		Aims:     []Aim{{Measure: "crr"}, {Measure: "idle"}, {Measure: "crr", Over: &CellRef{Measure: "idle"}}},
+		Ghosts:   []Ghost{{Measure: "idle"}},
+		Pictures: []Picture{{ID: "both", Measures: []string{"crr", "idle"}}, {ID: "one", Measures: []string{"idle"}}},
+		Answer: &Answer{Findings: []Finding{{Cells: of("idle")}, {Cells: of("crr")},
+			{Cells: of("crr"), Over: &CellRef{Measure: "idle"}}, {Tally: TallyAims}}}}
+	c := d
+	c.LeaveOut("it lasts", "idle", "unknown")
+	if len(c.Measures) != 1 || len(c.Aims) != 1 || len(c.Ghosts) != 0 || len(c.Answer.Findings) != 2 ||
+		len(c.Pictures) != 1 || !slices.Equal(c.Pictures[0].Measures, []string{"crr"}) ||
+		!slices.Equal(c.Missing, []string{"idle agent, tail: it lasts"}) {
+		t.Errorf("%+v", c)
+	}
+	if len(d.Measures) != 3 || len(d.Aims) != 3 || len(d.Pictures) != 2 || len(d.Pictures[0].Measures) != 2 ||
+		len(d.Answer.Findings) != 4 {
+		t.Errorf("the design that it was made of is %+v", d)
+	}
+	c.LeaveOut("there are none", "unknown")
+	if len(c.Missing) != 1 {
+		t.Errorf("missing: %q", c.Missing)
 	}
 }
 

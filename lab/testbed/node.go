@@ -42,6 +42,7 @@ type Node struct {
 	Agent  *Process // nil: none yet
 	web    *http.Client
 	begun  time.Time
+	exact  bool                              // instructions are counted
 	within func(time.Duration) time.Duration // the testbed's
 }
 
@@ -73,6 +74,7 @@ func (b *Testbed) StartAgent(n *Node) error {
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
 	a := &Process{name: "the agent of " + n.Pair.Near.Name, log: log}
 	n.web, n.within, n.begun = httpClient(n.Pair, b.Within(30*time.Second)), b.Within, time.Now()
+	n.exact = b.Config.Exact
 	if a.Child, err = child.Start(cmd, n.Pair.Enter); err != nil {
 		return errors.Join(fmt.Errorf("start %s: %w", a.name, err), log.Close())
 	}
@@ -104,16 +106,22 @@ func (n *Node) Get(path string) ([]byte, int, error) {
 }
 
 // WaitReady waits until the agent is ready, which means that all is in the kernel, and returns how long after its start
-// that was.
+// that was; in an exact run, its processor time until then.
 func (n *Node) WaitReady(ctx context.Context) (time.Duration, error) {
 	limit := n.within(Patience)
-	late := time.After(limit)
+	late, pause := time.After(limit), 2*time.Millisecond
+	if n.exact { // to answer costs the agent instructions, and idle time costs none
+		pause = 50 * time.Millisecond
+	}
 	for {
 		if _, code, err := n.Get("/readyz"); err == nil && code == http.StatusOK {
+			if n.exact {
+				return n.Agent.Used()
+			}
 			return time.Since(n.begun), nil
 		}
 		select {
-		case <-time.After(2 * time.Millisecond):
+		case <-time.After(pause):
 		case <-n.Agent.Child.Ended():
 			return 0, n.Agent.Err()
 		case <-late:
@@ -184,16 +192,13 @@ func (a *Process) tasks(file string) (texts []string, err error) {
 	return texts, err
 }
 
-// Used returns the processor time of its threads (/proc/PID/task/TID/schedstat, first field).
-func (a *Process) Used() (sum time.Duration, err error) {
-	texts, err := a.tasks("schedstat")
-	for _, t := range texts {
-		ns, _, _ := strings.Cut(t, " ")
-		n, perr := strconv.ParseInt(ns, 10, 64)
-		err = errors.Join(err, perr)
-		sum += time.Duration(n)
+// Used returns the processor time of all its threads.
+func (a *Process) Used() (time.Duration, error) {
+	d, err := ProcessorTime(a.Child.PID)
+	if err != nil {
+		return 0, fmt.Errorf("read the processor time of %s: %w", a.name, err)
 	}
-	return sum, err
+	return d, nil
 }
 
 // UsedByAll returns the processor time of the process and of the commands that it ran and waited for, the latter in

@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/kernel/netns"
 )
@@ -192,5 +196,34 @@ func TestSaveReplaces(t *testing.T) {
 	text, err := os.ReadFile(a)
 	if err != nil || !strings.Contains(string(text), Spare(0, 1).String()) {
 		t.Errorf("the file says %s, %v", text, err)
+	}
+}
+
+// A process's clock counts what it executes, no idle time, and is read until the process has been waited for.
+func TestProcessorTime(t *testing.T) {
+	exact, timed := &Testbed{Config: Config{Exact: true}}, &Testbed{}
+	used, elapsed := exact.Clock(), timed.Clock()
+	time.Sleep(200 * time.Millisecond)
+	used, elapsed = exact.Clock()-used, timed.Clock()-elapsed
+	if used > 100*time.Millisecond || elapsed < 200*time.Millisecond {
+		t.Errorf("asleep, this process used %v in %v", used, elapsed)
+	}
+	used = exact.Clock()
+	c := exec.Command("sh", "-c", "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Waitid(unix.P_PID, c.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	child, err := ProcessorTime(c.Process.Pid)
+	if err := errors.Join(err, c.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	if used = exact.Clock() - used; child < time.Millisecond || used < child-10*time.Microsecond {
+		t.Errorf("a command used %v, and this process with it %v", child, used)
+	}
+	if _, err := ProcessorTime(c.Process.Pid); err == nil {
+		t.Error("a process that is gone has a clock")
 	}
 }
