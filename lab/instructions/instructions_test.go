@@ -122,7 +122,9 @@ func TestPartOf(t *testing.T) {
 		"inet_gro_receive":                                 "ip",
 		"tcx_run;bpf_prog_6deef7357e7b4530_arrive_14":      "devices",
 		"bpf_prog_0011223344556677_apply_policy;array_map": "policy",
-		"bpf_prog_0011223344556677_connect4;htab_map_hash": "sockets",
+		"nf_hook_slow;bpf_prog_0011223344556677_policy;bpf_prog_8899aabbccddeeff_parse;array_map": "policy",
+		"bpf_prog_0011223344556677_arrive;bpf_prog_8899aabbccddeeff_parse":                        "devices",
+		"bpf_prog_0011223344556677_connect4;htab_map_hash":                                        "sockets",
 		"idle": Rest,
 		"":     Rest,
 	} {

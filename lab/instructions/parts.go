@@ -36,7 +36,7 @@ var parts = []Part{
 	{"iptables", "iptables' chains", []string{"ipt_", "xt_", "ip_set_", "hash_ip", "hash_net", "set_match"}},
 	{"sockets", "programs: at sockets", []string{"bpf_prog_*_connect", "bpf_prog_*_sendmsg", "bpf_prog_*_recvmsg",
 		"bpf_prog_*_getpeername", "bpf_prog_*_release", "__cgroup_bpf_run_filter"}},
-	{"devices", "programs: at devices", []string{"bpf_prog_", "tcx_run", "tc_run", "sch_handle_", "skb_do_redirect"}},
+	{"devices", "programs: at devices", []string{program, "tcx_run", "tc_run", "sch_handle_", "skb_do_redirect"}},
 	{"policy", "programs: policies", []string{"bpf_prog_*_policy"}},
 	{"device", "devices and queues", []string{"dev_", "__dev_", "veth_", "netif_", "__netif_", "process_backlog",
 		"net_rx_action", "net_tx_action", "napi_", "__napi_", "enqueue_to_backlog", "validate_xmit_", "eth_", "br_",
@@ -58,8 +58,12 @@ func (c Stacks) Parts() map[string]int64 {
 	return out
 }
 
+// program begins the name of each function of an eBPF program.
+const program = "bpf_prog_"
+
 // PartOf returns the part of a stack: that of its innermost function that has one. Of several a function is of that
-// which has more of its name.
+// which has more of its name. What a program's function calls within the program is of the same part, unless its name
+// says more.
 func PartOf(stack string) string {
 	for stack != "" {
 		i := strings.LastIndexByte(stack, ';')
@@ -71,10 +75,13 @@ func PartOf(stack string) string {
 				}
 			}
 		}
-		if most > 0 {
+		caller := stack[:max(i, 0)]
+		within := most == len(program) && strings.HasPrefix(stack[i+1:], program) &&
+			strings.HasPrefix(caller[strings.LastIndexByte(caller, ';')+1:], program)
+		if most > 0 && !within {
 			return id
 		}
-		stack = stack[:max(i, 0)]
+		stack = caller
 	}
 	return Rest
 }
