@@ -13,6 +13,9 @@ import (
 // ExactRounds is how many rounds an exact run has, unless the user says otherwise: as few as bound a median.
 const ExactRounds = 7
 
+// NoTime is why an exact run leaves measures of time out that aren't processor time.
+const NoTime = "they are times, and an exact machine's clock jumps over idle time"
+
 // partOf returns what ends the ID of a measure of a part's instructions.
 func partOf(id string) string { return "-of-" + id }
 

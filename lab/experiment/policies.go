@@ -48,6 +48,10 @@ func PolicyParams(policies int) result.Params { return result.Params{"policies":
 // PolicyAxis is the number of policies as it is varied.
 var PolicyAxis = result.Axis{Param: "policies", Title: "policies that select the server's pod", Short: "policies"}
 
+// PoliciesLoaded is what an exact run counts of a first full write of policies.
+const PoliciesLoaded = "lists: what the commands execute, and this process to run them; engines: this process and " +
+	"the commands that an engine runs, from what is decided until all is in the kernel"
+
 // PolicyGrid is the arms that experiments by number of network policies share.
 type PolicyGrid struct {
 	bed     *testbed.Testbed
@@ -222,17 +226,40 @@ func EgressPolicies(policies int) []source.Object {
 	ns := &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
 		ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}}
 	l := []source.Object{ns, podObject("backend", testbed.NodeName, testbed.ServerPod)}
+	return append(l, egress("backend", policies, netip.PrefixFrom(testbed.ServerAddr(0), 24).Masked(),
+		testbed.ServerPort)...)
+}
+
+// egress returns so many policies that select a role, of which the last one allows connections to there at a port.
+func egress(role string, policies int, there netip.Prefix, at uint16) (l []source.Object) {
 	for i := range policies {
 		to, port := netip.PrefixFrom(generate.EndpointAddress(1<<16+i), 32), uint16(20000+2*i)
 		if i == policies-1 {
-			to, port = netip.PrefixFrom(testbed.ServerAddr(0), 24).Masked(), testbed.ServerPort
+			to, port = there, at
 		}
 		p := policyObject(i, "", classic.PortRange{First: port, Last: port})
+		p.Spec.PodSelector.MatchLabels["role"] = role
 		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}
 		p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{Ports: p.Spec.Ingress[0].Ports,
 			To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: to.String()}}}}}
 		p.Spec.Ingress = nil
 		l = append(l, p)
+	}
+	return l
+}
+
+// BothEnds returns Objects with the client as a pod of the same node, and so many policies that select it: each allows
+// connections to an address and port of its own, the last one to the server.
+func (g *PolicyGrid) BothEnds(policies int) (l []source.Object) {
+	for _, o := range g.Objects(policies) {
+		if pod, ok := o.(*corev1.Pod); ok && pod.Name == "frontend" {
+			o = podObject(pod.Name, testbed.NodeName, testbed.ClientPod)
+		}
+		l = append(l, o)
+	}
+	for _, o := range egress("frontend", policies, netip.PrefixFrom(testbed.ServerPod, 32), PolicyPort) {
+		o.SetName("egress-" + o.GetName())
+		l = append(l, o)
 	}
 	return l
 }
@@ -255,7 +282,7 @@ func (g *PolicyGrid) AddSteps(l *Plan, out *result.Writer) {
 		}
 		for _, e := range g.Engines {
 			l.Add(fmt.Sprintf("writing %s policies, %s", Thousands(n), e.Name), writesPolicies(n),
-				func(ctx context.Context) error { return g.enforce(ctx, e, n) })
+				func(ctx context.Context) error { return g.Enforce(ctx, e, e.Name, n, g.Objects(n)) })
 		}
 	}
 	for _, n := range g.RouterCounts() {
@@ -290,20 +317,22 @@ func (g *PolicyGrid) installList(ctx context.Context, arm string, policies int) 
 	if err != nil {
 		return err
 	}
-	list, begun := g.list(policies), time.Now()
+	list, begun := g.list(policies), g.bed.Clock()
 	if err := p.Near.Do(func() error { return list.Install(ctx, PolicyLists[arm]) }); err != nil {
 		return fmt.Errorf("write %d policies as %s: %w", policies, arm, err)
 	}
-	return g.out.AddValue(result.Block{Arm: arm, Params: p.Params}, LoadMeasure.ID, float64(time.Since(begun)))
+	return g.out.AddValue(result.Block{Arm: arm, Params: p.Params}, LoadMeasure.ID,
+		float64(g.bed.Clock()-begun))
 }
 
-// enforce makes the arm of an engine.
-func (g *PolicyGrid) enforce(ctx context.Context, e mode.Engine, policies int) error {
-	p, err := g.bed.AddPodPair(ctx, e.Name, PolicyParams(policies))
+// Enforce makes an arm of an engine, under so many policies, which are among the objects.
+func (g *PolicyGrid) Enforce(ctx context.Context, e mode.Engine, arm string, policies int,
+	objects []source.Object) error {
+	p, err := g.bed.AddPodPair(ctx, arm, PolicyParams(policies))
 	if err != nil {
 		return err
 	}
-	_, change, err := testbed.DecidePolicies(testbed.NodeName, g.Objects(policies))
+	_, change, err := testbed.DecidePolicies(testbed.NodeName, objects)
 	if err != nil {
 		return err
 	}
@@ -311,11 +340,12 @@ func (g *PolicyGrid) enforce(ctx context.Context, e mode.Engine, policies int) e
 	if err != nil {
 		return err
 	}
-	elapsed, err := r.Apply(ctx, change)
-	if err != nil {
-		return fmt.Errorf("write %d policies by %s: %w", policies, e.Name, err)
+	begun := g.bed.Clock()
+	if _, err := r.Apply(ctx, change); err != nil {
+		return fmt.Errorf("write %d policies by %s: %w", policies, arm, err)
 	}
-	return g.out.AddValue(result.Block{Arm: e.Name, Params: p.Params}, LoadMeasure.ID, float64(elapsed))
+	return g.out.AddValue(result.Block{Arm: arm, Params: p.Params}, LoadMeasure.ID,
+		float64(g.bed.Clock()-begun))
 }
 
 // addKubeRouter makes the arm of a kube-router.
@@ -332,6 +362,9 @@ func (g *PolicyGrid) addKubeRouter(ctx context.Context, policies int) error {
 	}
 	p.KubeRouter = r
 	g.bed.Defer(r.Close)
+	if g.bed.Config.Exact {
+		return nil // it logs a time
+	}
 	return g.out.AddValue(result.Block{Arm: ArmKubeRouter, Params: p.Params}, LoadMeasure.ID, float64(sync))
 }
 

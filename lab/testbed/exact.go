@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"fairlead.dev/fairlead/lab/load"
@@ -37,16 +39,31 @@ func tracePort() string {
 // InExact reports whether this machine's clock counts instructions.
 func InExact() bool { return tracePort() != "" }
 
-// exact returns how a pair's client counts, nil where times are measured.
-func (b *Testbed) exact(p *Pair) *load.Exact {
-	if p.inline == nil {
+// exact returns how a pair's client of a target counts, nil where times are measured.
+func (b *Testbed) exact(p *Pair, to []netip.AddrPort) *load.Exact {
+	server := p.inlineAt(to)
+	if server == nil {
 		return nil // or its servers have threads, as where a mode is tried
 	}
-	e := &load.Exact{Server: p.inline, Warm: exactWarm, Ops: exactOps, Traced: exactTraced}
+	e := &load.Exact{Server: server, Warm: exactWarm, Ops: exactOps, Traced: exactTraced}
 	if path := b.trace; path != "" {
 		e.Trace = func(mark uintptr, f func() error) error { return traced(path, mark, f) }
 	}
 	return e
+}
+
+// inlineAt returns the server of a pair that listens at the port of the targets, nil where none is inline. Where there
+// is but one, a Service may stand for it at another port.
+func (p *Pair) inlineAt(to []netip.AddrPort) *load.Inline {
+	if len(p.inline) == 1 {
+		return p.inline[0]
+	}
+	for _, s := range p.inline {
+		if slices.ContainsFunc(s.Addrs, func(a netip.AddrPort) bool { return len(to) > 0 && a.Port() == to[0].Port() }) {
+			return s
+		}
+	}
+	return nil
 }
 
 // traced has the instructions traced that f executes, from the first at mark to the last, into a file.

@@ -54,8 +54,8 @@ type Pair struct {
 	Far        *netns.Namespace
 	pod        *netns.Namespace // nil: none
 	servers    []server
-	exact      bool               // servers are inline
-	inline     *load.Inline       // nil: none
+	exact      bool // servers are inline
+	inline     []*load.Inline
 	Agent      *Process           // nil: none, or none yet
 	FarAgent   *Process           // of the far end as a node; nil: none
 	KubeProxy  *kubeproxy.Node    // nil: none
@@ -253,7 +253,7 @@ func (p *Pair) ServeAs(c load.ServerConfig) error {
 	if p.exact {
 		s, err := load.ServeInline(c)
 		if err == nil {
-			p.inline, p.servers = s, append(p.servers, s)
+			p.inline, p.servers = append(p.inline, s), append(p.servers, s)
 		}
 		return err
 	}

@@ -51,7 +51,7 @@ func (b *Testbed) ClosedLoop(op load.Op, warm, block time.Duration) Loader {
 // Client returns a closed loop's client, which ends connections with a reset.
 func (b *Testbed) Client(p *Pair, to []netip.AddrPort, warm time.Duration) load.Client {
 	return load.Client{Thread: b.ClientThread(p), Targets: to, Seed: b.Rand.Uint64(), Sizes: Sizes, Words: p.Words,
-		Close: load.Reset, Warm: warm, Exact: b.exact(p), Workers: p.Workers()}
+		Close: load.Reset, Warm: warm, Exact: b.exact(p, to), Workers: p.Workers()}
 }
 
 // ClientThread returns where a pair's client runs: on the reserved processor, with real-time priority if permitted,

@@ -28,6 +28,7 @@ packets that the kernel's receive path takes for a request; and, each on its own
 processor time. It takes about four minutes with --quick, three quarters of an hour without, and root. For the
 second kernel's panel, run it there first, then name its folder (docs/measurements/containers.md has the commands).`,
 	Rounds: true,
+	Exact:  true,
 	Second: func(folder string) error { _, err := readPanel(folder); return err },
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
 		p := full
@@ -36,6 +37,9 @@ second kernel's panel, run it there first, then name its folder (docs/measuremen
 		}
 		if b.Emulated() {
 			p = emulated
+		}
+		if o.Exact {
+			p = exact
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, o, p)
@@ -50,16 +54,19 @@ type profile struct {
 	Loop   time.Duration // a block of round trips, or of connections
 	Open   time.Duration // of requests at a fixed rate; 0: none
 	App    time.Duration // of an application's; 0: none
-	Stream time.Duration
+	Stream time.Duration // 0: none
+	Exact  bool          // instructions are counted
 }
 
 var (
 	quick = profile{"quick", 21, 4 * time.Millisecond, 15 * time.Millisecond, 60 * time.Millisecond,
-		300 * time.Millisecond, 40 * time.Millisecond}
+		300 * time.Millisecond, 40 * time.Millisecond, false}
 	full = profile{"full", 101, 10 * time.Millisecond, 60 * time.Millisecond, 200 * time.Millisecond, time.Second,
-		300 * time.Millisecond}
+		300 * time.Millisecond, false}
 	// times on an emulated processor mean nothing: counts and ratios alone
-	emulated = profile{"emulated", 21, 20 * time.Millisecond, 100 * time.Millisecond, 0, 0, 300 * time.Millisecond}
+	emulated = profile{"emulated", 21, 20 * time.Millisecond, 100 * time.Millisecond, 0, 0, 300 * time.Millisecond,
+		false}
+	exact = profile{Name: "exact", Rounds: experiment.ExactRounds, Loop: time.Second, Exact: true}
 )
 
 // What the load is, as the article has it.
@@ -99,8 +106,8 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 		return nil, err
 	}
 	for _, a := range allArms {
-		if p.App == 0 && (a.limit > 0 || a.agent) {
-			continue // for an emulated processor: agents start slowly, and their paths are on every kernel
+		if p.leavesOut(a) {
+			continue
 		}
 		why, err := r.try(ctx, a)
 		if err != nil {
@@ -117,6 +124,10 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 	}
 	return r, nil
 }
+
+// leavesOut reports whether a profile has no such arm: an emulated processor's times say nothing of limits, and agents
+// start slowly there, whose paths are on every kernel. Instructions are counted of these, too.
+func (p profile) leavesOut(a arm) bool { return p.App == 0 && (a.limit > 0 || a.agent && !p.Exact) }
 
 // try returns why this machine can't make an arm, "" if it can.
 func (r *trial) try(ctx context.Context, a arm) (string, error) {
@@ -187,16 +198,26 @@ func (r *trial) serve(context.Context) error {
 	if err := r.bed.Isolate(r.out.Remark); err != nil {
 		return err
 	}
+	bare := func(p *testbed.Pair) load.ServerConfig {
+		return load.ServerConfig{Thread: r.bed.ServerThread(p.Home()), Sizes: testbed.Sizes, Listen: listen(barePort)}
+	}
+	if r.profile.Exact {
+		for _, p := range r.bed.Pairs {
+			if err := p.ServeAs(bare(p)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	work, err := load.MeasureWork(r.bed.ServerThread(r.bed.Pairs[0].Near), application)
 	if err != nil {
 		return err
 	}
 	for _, p := range r.bed.Pairs {
-		thread := r.bed.ServerThread(p.Home())
 		for _, s := range []load.ServerConfig{
-			{Thread: thread, Sizes: testbed.Sizes, Listen: listen(barePort)},
+			bare(p),
 			{Thread: r.appThread(p), Sizes: testbed.Sizes, Work: work, Listen: listen(appPort)},
-			{Thread: thread, Sizes: stream, Listen: listen(streamPort)}} {
+			{Thread: r.bed.ServerThread(p.Home()), Sizes: stream, Listen: listen(streamPort)}} {
 			if err := p.ServeAs(s); err != nil {
 				return err
 			}
@@ -225,8 +246,12 @@ func (r *trial) operations() (l []testbed.Operation) {
 		if block == 0 {
 			return
 		}
+		bytes := 0
+		if measure == "stream" {
+			bytes = stream.Request
+		}
 		l = append(l, testbed.Operation{Measure: measure, Planned: p.Warm + block, Warmup: true, Load: counted(do),
-			Targets: func(a *testbed.Pair) []netip.AddrPort {
+			Bytes: bytes, Targets: func(a *testbed.Pair) []netip.AddrPort {
 				if !armOf(a.Arm).does(measure) {
 					return nil
 				}
@@ -244,7 +269,6 @@ func (r *trial) operations() (l []testbed.Operation) {
 		s, err := c.Run(ctx, load.Stream, p.Stream)
 		return s, nil, err
 	})
-	l[len(l)-1].Bytes = stream.Request
 	return l
 }
 

@@ -22,7 +22,7 @@ import (
 func TestMain(m *testing.M) { labtest.Main(m) }
 
 var tiny = profile{"tiny", 5, time.Millisecond, 10 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond,
-	10 * time.Millisecond}
+	10 * time.Millisecond, false}
 
 // Every arm is made by the program that users run, and has the packets that its path takes.
 func TestContainers(t *testing.T) {
@@ -96,6 +96,20 @@ func TestDesign(t *testing.T) {
 	}
 	if got := published.podMs / published.hostMs; math.Abs(got-slower) > 0.0005 {
 		t.Errorf("the article's ratio is %v", got)
+	}
+}
+
+func TestExactDesign(t *testing.T) {
+	r := allOf(exact)
+	r.arms = slices.DeleteFunc(slices.Clone(allArms), exact.leavesOut)
+	labtest.Counts(t, allOf(full).Design(), r.Design(), "packets", "rr", "crr", "packets-connection")
+	for _, id := range []string{armOwn, armOwnVXLAN, armIPIP, armIPVLANL2, armFast} {
+		if !r.has(id) {
+			t.Errorf("an exact run leaves %s out", id)
+		}
+	}
+	if r.has(armLimit) || r.has(armOwnLimit) {
+		t.Error("an exact run limits processor time")
 	}
 }
 

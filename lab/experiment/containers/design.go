@@ -20,6 +20,23 @@ const slower = 1.256
 
 // Design returns the experiment in words and numbers.
 func (r *trial) Design() result.Design {
+	d := r.design()
+	if !r.profile.Exact {
+		return d
+	}
+	var left []string
+	for _, m := range d.Measures {
+		if counts := m.Stat == result.Counter("softnet_pinned"); !counts && m.ID != "rr" && m.ID != "crr" {
+			left = append(left, m.ID)
+		}
+	}
+	d.LeaveOut(experiment.NoTime, left...)
+	d.Missing = append(d.Missing, "With --exact, arms with a limit of processor time.")
+	return d
+}
+
+// design returns that of a run that measures times.
+func (r *trial) design() result.Design {
 	var arms []result.Arm
 	for _, a := range allArms {
 		if r.has(a.ID) || r.second.has(a.ID) {
@@ -57,13 +74,13 @@ func (r *trial) measures() (l []result.Measure) {
 			Stat: result.CPUOf("softirq"), Mean: true, Text: "of the load's processor, by /proc/stat, in ticks of 10 ms"},
 		result.Measure{ID: "packets-connection", From: "crr", Detail: true, Title: "packets for each connection with one " +
 			"request", Stat: result.Counter("softnet_pinned"), Text: "counted likewise"})
-	if r.profile.Open > 0 {
+	if r.profile.Open > 0 || r.profile.Exact {
 		l = append(l, result.Measure{ID: "open", Title: fmt.Sprintf("request at %d a second", rate), Unit: "µs",
 			Stat: result.P50, Ratio: true, Text: "open loop: from the intended start, on a kept connection"},
 			result.Measure{ID: "open-softirq", From: "open", Detail: true, Title: "softirq share at that rate", Unit: "%",
 				Stat: result.CPUOf("softirq"), Mean: true, Text: "likewise"})
 	}
-	if r.profile.App > 0 {
+	if r.profile.App > 0 || r.profile.Exact {
 		l = append(l, result.Measure{ID: "app", Title: "request of an application", Unit: "ms", Stat: result.Mean,
 			Ratio: true, Text: "closed loop: the server computes what takes 1.4 ms of a processor on a host at rest, the " +
 				"same in every arm; the mean, as wrk has it"},
@@ -125,7 +142,7 @@ func (r *trial) claims() (l []result.Aim) {
 		case a.Cannot != "":
 		case (a.Measure == "app" || a.Measure == "app-rate") && r.profile.App == 0:
 			a.Cannot = "an emulated processor's times mean nothing"
-		case armOf(a.Arm).agent && r.profile.App == 0:
+		case armOf(a.Arm).agent && r.profile.leavesOut(armOf(a.Arm)):
 			a.Cannot = armOf(a.Arm).Title + " is left out on an emulated processor"
 		case !r.has(a.Arm) && a.Measure[:min(len(a.Measure), len(panelPrefix))] != panelPrefix:
 			a.Cannot = "this machine can't make " + armOf(a.Arm).Title
@@ -235,7 +252,7 @@ func (r *trial) missing() (l []string) {
 		}
 		l = append(l, fmt.Sprintf("%s: this machine can't make it: %s%s.", u.Name, u.Why, where))
 	}
-	if r.profile.App == 0 {
+	if r.profile.App == 0 && !r.profile.Exact {
 		l = append(l, "Arms with an agent or a limit, requests at a fixed rate, and applications: on an emulated processor "+
 			"they take long, and their times mean nothing.")
 	}

@@ -12,14 +12,44 @@ import (
 
 // Design returns the experiment in words and numbers.
 func (r *trial) Design() result.Design {
+	d := r.design()
+	if r.profile.Added == 0 {
+		return d
+	}
+	var left []string
+	for _, m := range d.Measures {
+		if !slices.Contains([]string{"crr", "rr", "load"}, m.ID) {
+			left = append(left, m.ID)
+		}
+	}
+	d.LeaveOut(experiment.NoTime, left...)
+	d.Measures = append(d.Measures, r.additionMeasures()...)
+	return d
+}
+
+// design returns that of a run that measures times.
+func (r *trial) design() result.Design {
 	return result.Design{
 		ID: "policies", Title: "What network policies cost, by engine",
 		Question: "What do a new connection and a round trip of a pod pay for network policies, few and many, with each " +
 			"policy engine? And how long do changes of a large cluster take to reach the kernel?",
-		Vary: experiment.PolicyAxis, Arms: r.grid.Arms(), Baseline: experiment.ArmTracked,
+		Vary: experiment.PolicyAxis, Arms: r.arms(), Baseline: experiment.ArmTracked,
 		Again: experiment.ArmTrackedAgain, Margin: 0.01, Rounds: r.profile.Rounds, Measures: r.measures(), Aims: r.aims(),
 		Method: r.method(), Missing: r.missing(), Answer: r.answer(),
 	}
+}
+
+// arms are those of the grid, and of engines with policies for both ends.
+func (r *trial) arms() []result.Arm {
+	l := r.grid.Arms()
+	for _, e := range r.bothEnds() {
+		i := slices.IndexFunc(l, func(a result.Arm) bool { return a.ID == e.Name })
+		a := l[i]
+		a.ID, a.Title, a.Style = a.ID+both, a.Title+", both ends", 0
+		a.Text = "the same, with as many policies that select the client's pod, which is one of the same node"
+		l = slices.Insert(l, i+1, a)
+	}
+	return l
 }
 
 // answer is which cells answer the question.
@@ -45,6 +75,7 @@ func (r *trial) measures() []result.Measure {
 	p, load := r.profile, experiment.LoadMeasure
 	load.Title, load.Text = "first full write of 10 to 10,000 policies", "lists: the command's time; engines: from what "+
 		"is decided until all is in the kernel; kube-router: its first sync, as it logs that"
+	load.Counted = experiment.PoliciesLoaded
 	size := func(pods, here, cluster int) string {
 		return fmt.Sprintf("%s pods, %s NetworkPolicies and %d ClusterNetworkPolicies, with %d pods on the node",
 			experiment.Thousands(pods), experiment.Thousands(pods*3/4), cluster, here)
@@ -107,6 +138,11 @@ func (r *trial) aims() (l []result.Aim) {
 			add(name, "P2", "policies in one direction add at most 1.5 % to a connection that is tracked", 1.015,
 				result.Aim{Measure: "crr", Params: ten, Of: result.Ratio})
 		}
+		if tracked && len(r.bothEnds()) > 0 {
+			add(name, "P2, both ends", "in both directions at most 2.5 %", 1.025, result.Aim{Measure: "crr", Params: ten,
+				Of: result.Ratio})
+			l[len(l)-1].Arm += both
+		}
 		limits := map[bool][2]float64{true: {1.12, 1.07}, false: {1.055, 1.025}}[tracked]
 		add(name, "P3, connection", fmt.Sprintf("the node's first policies add at most %.1f %% to a bare connection",
 			100*(limits[0]-1)), limits[0], result.Aim{Measure: "crr", Params: ten, Over: direct})
@@ -157,8 +193,11 @@ func (r *trial) missing() []string {
 	} else {
 		l = append(l, fmt.Sprintf("kube-router with more than %s policies.", experiment.Thousands(experiment.MostKubeRouter)))
 	}
+	if len(r.bothEnds()) == 0 {
+		l = append(l, "Policies for both ends of a connection on one node, and for what pods send (P2's second number): "+
+			"--exact counts them.")
+	}
 	return append(l,
-		"Policies for both ends of a connection on one node, and for what pods send (P2's second number).",
 		"Policies in the programs of mode ebpf at devices (P3's first number): the engine ebpf is at netfilter's hooks.",
 		"The first write of peers by iptables, which has every peer in a set of each peer table.",
 		"The wait of a pod's start for its policies (P9).",

@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"fairlead.dev/fairlead/agent/mode"
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/load"
 	"fairlead.dev/fairlead/lab/result"
@@ -23,11 +24,15 @@ list of rules, and beside kube-router given with --subject, up to 1,000 policies
 cluster, the time from a change of a label, or of a namespace's, to the kernel, the first write, and how fast connections
 are cut that a change denies. It takes about five minutes with --quick, half an hour without, and root.`,
 	Rounds:   true,
+	Exact:    true,
 	Subjects: []string{experiment.KubeRouterProgram.Name},
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
 		p := full
 		if o.Quick {
 			p = quick
+		}
+		if o.Exact {
+			p = p.exact()
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		programs, err := o.Programs(experiment.KubeRouterProgram)
@@ -53,6 +58,7 @@ type profile struct {
 	Flows       []int               // connections that are cut
 	Cuts        int                 // of each number of connections
 	Patience    time.Duration       // with one of these steps: what takes longer is left out, by name
+	Added       int                 // of a policy to those of Large, counted; 0: all but an exact run
 }
 
 var (
@@ -67,6 +73,16 @@ var (
 		Wide:  generate.PolicySize{Pods: 100_000, Namespaces: 200, Here: 250, Cluster: 50}, Events: 6000, Relabelled: 300,
 		Peers: 100_000, Writes: 15, Flows: []int{1_000, 100_000}, Cuts: 15, Patience: 5 * time.Minute}
 )
+
+// exact returns the profile of an exact run.
+func (p profile) exact() profile {
+	if p.Name == quick.Name { // for the processor is slow
+		p.Large = generate.PolicySize{Pods: 10_000, Namespaces: 2_500, Here: 110, Cluster: 20}
+	}
+	p.Patience = 0 // nor does its clock say how long anything takes
+	p.Rounds, p.Added = experiment.ExactRounds, experiment.ExactRounds
+	return p
+}
 
 // trial is the experiment of that name at work.
 type trial struct {
@@ -93,12 +109,33 @@ func (r *trial) ProfileName() string { return r.profile.Name }
 func (r *trial) Steps(out *result.Writer) []experiment.Step {
 	r.out, r.traffic = out, testbed.NewTraffic(r.bed, out)
 	l := &experiment.Plan{}
-	r.addUpkeep(l)
+	if r.profile.Added > 0 {
+		r.addAdditions(l)
+	} else {
+		r.addUpkeep(l)
+	}
 	r.grid.AddSteps(l, out)
+	for _, e := range r.bothEnds() {
+		l.Add("writing policies of both ends, "+e.Name, time.Second, func(ctx context.Context) error {
+			few := r.grid.Counts[0]
+			return r.grid.Enforce(ctx, e, e.Name+both, few, r.grid.BothEnds(few))
+		})
+	}
 	l.Add("starting servers", 100*time.Millisecond, r.serve)
 	l.Times(r.profile.Rounds, "traffic, round", r.grid.Planned(r.operations()),
 		func(ctx context.Context, i int) error { return r.traffic.Round(ctx, i, r.operations()) })
 	return *l
+}
+
+// both ends the name of an engine's arm with policies for both ends.
+const both = "-both"
+
+// bothEnds returns the engines that have such an arm: in an exact run, all.
+func (r *trial) bothEnds() []mode.Engine {
+	if r.profile.Added == 0 {
+		return nil
+	}
+	return r.grid.Engines
 }
 
 // serve starts a server in every pod.

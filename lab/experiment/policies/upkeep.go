@@ -64,7 +64,7 @@ func (r *trial) within(ctx context.Context, what string, e mode.Engine,
 	return r.enforced(ctx, ns, what, e, f)
 }
 
-// enforced calls f with an engine at work in a namespace, and for no longer than the profile's patience.
+// enforced calls f with an engine at work in a namespace, and for no longer than the profile's patience, if it has any.
 func (r *trial) enforced(ctx context.Context, ns *netns.Namespace, what string, e mode.Engine,
 	f func(context.Context, *testbed.Enforcer) error) (err error) {
 	x, err := r.bed.Enforce(ns, e)
@@ -72,6 +72,9 @@ func (r *trial) enforced(ctx context.Context, ns *netns.Namespace, what string, 
 		return err
 	}
 	defer func() { err = errors.Join(err, x.Stop()) }()
+	if r.profile.Patience == 0 {
+		return f(ctx, x)
+	}
 	most := r.bed.Within(r.profile.Patience)
 	limited, stop := context.WithTimeout(ctx, most)
 	defer stop()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -31,10 +32,14 @@ article's were, connection tracking alone, and nothing at all. Prints the articl
 points beside ours, and counts the rules that a packet is tested against. It takes about four minutes with --quick, a
 quarter of an hour without, and root.`,
 	Rounds: true,
+	Exact:  true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
 		p := full
 		if o.Quick {
 			p = quick
+		}
+		if o.Exact {
+			p = exact
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, p)
@@ -49,11 +54,13 @@ type profile struct {
 	Each   int           // requests of a block
 	Warm   time.Duration // before each block, not measured
 	Traces int           // the greatest number of policies as a list at which the kernel traces a packet
+	Exact  bool          // instructions are counted: in a closed loop, for answers that one thread can send
 }
 
 var (
-	quick = profile{"quick", []int{10, 50, 100, 200, 1000, 10000}, 31, 16, 4 * time.Millisecond, 1000}
-	full  = profile{"full", []int{10, 50, 100, 200, 1000, 10000}, 101, 20, 10 * time.Millisecond, 10000}
+	quick = profile{"quick", []int{10, 50, 100, 200, 1000, 10000}, 31, 16, 4 * time.Millisecond, 1000, false}
+	full  = profile{"full", []int{10, 50, 100, 200, 1000, 10000}, 101, 20, 10 * time.Millisecond, 10000, false}
+	exact = profile{Name: "exact", Counts: []int{10, 200, 1000}, Rounds: experiment.ExactRounds, Exact: true}
 )
 
 // size is the length of an answer. Its requests come at a rate that keeps the processor idle most of the time.
@@ -66,6 +73,18 @@ type size struct {
 
 var sizes = []size{{".5k", "0.5 kB", 512, 1000}, {"1k", "1 kB", 1 << 10, 1000}, {"10k", "10 kB", 10 << 10, 1000},
 	{"100k", "100 kB", 100 << 10, 1000}, {"1M", "1 MB", 1 << 20, 200}}
+
+// sendable is the longest answer that a server sends whole before the client of the same thread reads: one that fits
+// into a new connection's first window.
+const sendable = 10 << 10
+
+// sizes returns those of answers that are measured.
+func (p profile) sizes() []size {
+	if !p.Exact {
+		return sizes
+	}
+	return slices.DeleteFunc(slices.Clone(sizes), func(s size) bool { return s.Bytes > sendable })
+}
 
 // measure returns the id of the measure of an answer's size.
 func (s size) measure() string { return "http-" + s.Name }
@@ -96,10 +115,14 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 	l := &experiment.Plan{}
 	r.grid.AddSteps(l, out)
 	l.Add("starting servers", 500*time.Millisecond, r.serve)
-	l.Add("counting rules", time.Duration(r.profile.Traces)*2*time.Millisecond+5*time.Second, r.countRules)
+	if !r.profile.Exact {
+		l.Add("counting rules", time.Duration(r.profile.Traces)*2*time.Millisecond+5*time.Second, r.countRules)
+	}
 	l.Times(r.profile.Rounds, "traffic, round", r.grid.Planned(r.operations()),
 		func(ctx context.Context, i int) error { return r.traffic.Round(ctx, i, r.operations()) })
-	l.Add("noting what was seen", 0, func(context.Context) error { r.remark(); return nil })
+	if !r.profile.Exact {
+		l.Add("noting what was seen", 0, func(context.Context) error { r.remark(); return nil })
+	}
 	return *l
 }
 
@@ -109,7 +132,7 @@ func (r *trial) serve(context.Context) error {
 		return err
 	}
 	for _, p := range r.bed.Pairs {
-		for i, s := range sizes {
+		for i, s := range r.profile.sizes() {
 			if err := r.bed.ServePod(p, experiment.PolicyPort+uint16(i), load.Sizes{Request: request,
 				Response: s.Bytes}); err != nil {
 				return err
@@ -121,9 +144,9 @@ func (r *trial) serve(context.Context) error {
 
 // operations are those of a round: requests for each size.
 func (r *trial) operations() (l []testbed.Operation) {
-	for i, s := range sizes {
+	for i, s := range r.profile.sizes() {
 		block := time.Duration(float64(r.profile.Each) / s.Rate * float64(time.Second))
-		l = append(l, testbed.Operation{Measure: s.measure(), Targets: experiment.PolicyTargets(i),
+		o := testbed.Operation{Measure: s.measure(), Targets: experiment.PolicyTargets(i),
 			Planned: r.profile.Warm + block, Warmup: true,
 			Load: func(ctx context.Context, p *testbed.Pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
 				sample, t, err := load.Open{Thread: r.bed.FarThread(p), Targets: to, Seed: r.bed.Rand.Uint64(),
@@ -133,9 +156,23 @@ func (r *trial) operations() (l []testbed.Operation) {
 					err = ctx.Err()
 				}
 				return sample, &t, err
-			}})
+			}}
+		if r.profile.Exact {
+			o.Planned, o.Load = time.Second, r.counted(s)
+		}
+		l = append(l, o)
 	}
 	return l
+}
+
+// counted returns a closed loop of requests for a size, of which instructions are counted.
+func (r *trial) counted(s size) testbed.Loader {
+	return func(ctx context.Context, p *testbed.Pair, to []netip.AddrPort) (load.Sample, *load.Trace, error) {
+		c := r.bed.Client(p, to, 0)
+		c.Thread, c.Sizes = r.bed.FarThread(p), load.Sizes{Request: request, Response: s.Bytes}
+		sample, err := c.Run(ctx, load.CRR, 0)
+		return sample, nil, err
+	}
 }
 
 // packet returns the first packet of a connection to the server's pod, or a later one.

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { labtest.Main(m) }
 // prepare prepares a run of so many policies.
 func prepare(counts ...int) labtest.Prepare {
 	return func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		return newTrial(ctx, b, profile{"tiny", counts, 2, 3, time.Millisecond, 100})
+		return newTrial(ctx, b, profile{"tiny", counts, 2, 3, time.Millisecond, 100, false})
 	}
 }
 
@@ -66,4 +66,10 @@ func TestDesign(t *testing.T) {
 	r := &trial{grid: &experiment.PolicyGrid{Counts: full.Counts, Lists: []string{experiment.ArmListIPTables}},
 		profile: full}
 	labtest.AimsAreOfCells(t, r.Design())
+}
+
+func TestExactDesign(t *testing.T) {
+	grid := &experiment.PolicyGrid{Counts: exact.Counts, Lists: []string{experiment.ArmListIPTables}}
+	timed, counted := &trial{grid: grid, profile: full}, &trial{grid: grid, profile: exact}
+	labtest.Counts(t, timed.Design(), counted.Design(), "http-.5k", "http-1k", "http-10k", "load")
 }
