@@ -37,7 +37,7 @@ func resultOf(seed uint64, a result.Aim, groups []*cellBlocks, s Summary) (AimRe
 		return r, nil
 	}
 	half := 0.0
-	if g.measure.Ratio && (a.Of == result.Ratio || a.Over != nil || a.Margin > 0) { // what compares arms
+	if !g.counted && g.measure.Ratio && (a.Of == result.Ratio || a.Over != nil || a.Margin > 0) { // what compares arms
 		half = s.Resolution[a.Measure].Half
 	}
 	outcome := judge(a, *e, half)
@@ -109,8 +109,11 @@ func number(seed uint64, a result.Aim, g *cellBlocks, groups []*cellBlocks, d re
 
 // estimate is a cell's "value", "ratio" or "more".
 func (g *cellBlocks) estimate(of result.Metric, groups []*cellBlocks, d result.Design) (e stats.Estimate, err error) {
-	if of == result.Value {
+	switch {
+	case of == result.Value:
 		return g.value(), nil
+	case of == result.Ratio:
+		return g.ratio(groups, d.Baseline), nil
 	}
 	l, err := g.numbers(of, groups, d)
 	return stats.MedianCI(l), err
@@ -137,8 +140,8 @@ func over(seed uint64, of result.Metric, g *cellBlocks, under result.Metric, oth
 		return pooled(seed, []result.Metric{of, under}, g, other)
 	}
 	if of == result.Value && under == result.Value {
-		if g.measure.Exact && other.measure.Exact && len(g.figures()) > 0 && len(other.figures()) > 0 {
-			e := exact(g.figures()[0] / other.figures()[0])
+		if g.counted && other.counted && len(g.figures()) > 0 && len(other.figures()) > 0 {
+			e := exact(g.value().Value / other.value().Value)
 			return &e, nil
 		}
 		if e := stats.MedianCI(pairs(g.byRound(), other.byRound())); e.N >= 5 {

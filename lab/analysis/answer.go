@@ -71,7 +71,7 @@ func numberOf(seed uint64, f result.Finding, ref result.CellRef, groups []*cellB
 	}
 	n = Number{Measure: ref.Measure, Arm: ref.Arm, Params: ref.Params, Got: *e}
 	if (Found{Finding: f}).Compared() {
-		if !g.measure.Exact {
+		if !g.counted {
 			n.Margin, n.Resolution = marginOf(s.Design, g.measure), s.Resolution[g.measure.ID].Half
 		}
 		n.Verdict = stats.Compare(*e, n.Margin, n.Resolution)

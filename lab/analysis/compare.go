@@ -1,8 +1,10 @@
 package analysis
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -17,6 +19,7 @@ type Comparison struct {
 	Ratios      []Versus     // each run's own ratio to its own baseline; Over is B's over A's
 	More        []Versus     // each run's own difference to its own baseline; Over is B's less A's
 	Counts      []Versus     // exact ones; Over is B's over A's
+	Counted     []Counted    // instructions of two exact runs, the greatest difference first
 	// of the baseline, and of measures without one: measured in different runs, so that all that differs between these is
 	// in Over
 	Values []Versus
@@ -37,6 +40,25 @@ type Versus struct {
 	Margin       float64
 	Resolution   float64 // what the two runs together can't tell from nothing
 }
+
+// Counted is a cell of two exact runs: equal, or different by a number of instructions.
+type Counted struct {
+	Versus
+	RatioA, RatioB float64 // to each run's own baseline; 0: none
+	Parts          []PartDifference
+}
+
+// More is by how many instructions B's is greater than A's.
+func (c Counted) More() float64 { return c.B.Value - c.A.Value }
+
+// PartDifference is a part of an operation that has other instructions in B than in A: of one traced operation each.
+type PartDifference struct {
+	Title string
+	A, B  float64
+}
+
+// More is by how many instructions B's is greater than A's.
+func (p PartDifference) More() float64 { return p.B - p.A }
 
 // Compare compares two runs. It returns an error that names what can't be compared: runs of different experiments,
 // profiles, baselines or varied parameters.
@@ -79,6 +101,7 @@ func Compare(a, b result.Run) (c Comparison, err error) {
 		return c, fmt.Errorf("the runs of experiment %s have no cell in common: %s", a.Manifest.Design.ID,
 			strings.Join(append(c.Left, "arms, parameters and measures all differ"), "; "))
 	}
+	c.countParts(ag, bg)
 	c.leave(ag, bg)
 	c.claims(a, b, ag, bg)
 	return c, c.shareArms(ag, bg)
@@ -108,8 +131,45 @@ func armsOf(l []*cellBlocks, but []string) (names []string) {
 	return slices.Compact(names)
 }
 
+// countParts finds the parts that differ, and sorts what is counted by how much it differs.
+func (c *Comparison) countParts(ag, bg []*cellBlocks) {
+	for i := range c.Counted {
+		v := &c.Counted[i]
+		m, _ := c.A.Design.Measure(v.Measure)
+		for _, p := range c.A.Design.Measures {
+			if whole, is := result.Whole(p.ID); !is || whole != v.Measure {
+				continue
+			}
+			d := PartDifference{Title: strings.TrimPrefix(p.Title, m.Title+": ")}
+			for _, of := range []struct {
+				groups []*cellBlocks
+				to     *float64
+			}{{ag, &d.A}, {bg, &d.B}} {
+				if g := find(of.groups, p.ID, v.Arm, v.Params); g != nil {
+					*of.to = g.value().Value
+				}
+			}
+			if d.A != d.B {
+				v.Parts = append(v.Parts, d)
+			}
+		}
+		slices.SortStableFunc(v.Parts, func(a, b PartDifference) int {
+			return cmp.Compare(math.Abs(b.More()), math.Abs(a.More()))
+		})
+	}
+	slices.SortStableFunc(c.Counted, func(a, b Counted) int {
+		return cmp.Compare(math.Abs(b.More()), math.Abs(a.More()))
+	})
+}
+
 // comparable returns an error that names why two runs can't be compared.
 func comparable(a, b result.Manifest) error {
+	if a.Design.Exact != b.Design.Exact {
+		names := map[bool]string{a.Design.Exact: "A", b.Design.Exact: "B"}
+		return fmt.Errorf("can't compare: %s counts instructions and %s measures times; run the experiment of %[2]s again "+
+			"with --exact, or compare each with a run of its own kind (fairlead lab page has both kinds beside each other)",
+			names[true], names[false])
+	}
 	for _, x := range []struct{ what, a, b, do string }{
 		{"experiment", a.Design.ID, b.Design.ID, "compare two runs of one experiment"},
 		{"profile", a.Profile, b.Profile, "run both with --quick, or both without"},
@@ -117,7 +177,7 @@ func comparable(a, b result.Manifest) error {
 		{"varied parameter", a.Design.Vary.Param, b.Design.Vary.Param,
 			"their designs differ: run both with the same program"},
 	} {
-		if x.a != x.b {
+		if x.a != x.b && !(a.Design.Exact && x.what == "profile") { // which counts no other instructions
 			return fmt.Errorf("can't compare: the %s of A is %q, of B %q; %s", x.what, x.a, x.b, x.do)
 		}
 	}
@@ -137,6 +197,8 @@ func (c *Comparison) measures(emulated bool) map[string]bool {
 			m.Mean != o.Mean || m.Exact != o.Exact:
 			c.Left = append(c.Left, fmt.Sprintf("%s: the designs define the measure %s differently", m.Title, m.ID))
 		case emulated && !m.Exact:
+		case c.A.Design.Exact && !c.A.Design.Counts(m):
+			c.Left = append(c.Left, m.Title+": its clock jumps over idle time")
 		default:
 			known[m.ID] = true
 		}
@@ -175,20 +237,25 @@ func (c *Comparison) leave(ag, bg []*cellBlocks) {
 func (c *Comparison) add(seed uint64, a, b *cellBlocks, ag, bg []*cellBlocks) {
 	m, base := a.measure, c.A.Design.Baseline
 	v := Versus{Measure: m.ID, Arm: a.arm, Params: a.params, A: a.value(), B: b.value(), Margin: marginOf(c.A.Design, m)}
+	_, part := result.Whole(m.ID)
 	v.Resolution = c.A.Resolution[m.ID].Half + c.B.Resolution[m.ID].Half
 	if v.A.N == 0 || v.B.N == 0 {
 		return
 	}
-	if m.Exact {
+	switch {
+	case a.counted && part: // shown with its whole
+		return
+	case a.counted:
 		v.Over = exact(v.B.Value / v.A.Value)
 		if v.A.Value == v.B.Value { // also where both are 0
 			v.Over = exact(1)
 		}
 		v.Verdict = stats.Compare(v.Over, 0, 0)
-		c.Counts = append(c.Counts, v)
-		return
-	}
-	switch {
+		if m.Exact {
+			c.Counts = append(c.Counts, v)
+		} else {
+			c.Counted = append(c.Counted, Counted{Versus: v, RatioA: a.ratio(ag, base).Value, RatioB: b.ratio(bg, base).Value})
+		}
 	case a.arm == base || !m.Ratio && !m.More:
 		if v.Over = stats.MedianRatio(seed, b.figures(), a.figures()); finite(v.Over.Value) {
 			v.Resolution = 0

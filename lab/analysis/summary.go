@@ -177,7 +177,7 @@ func Summarize(r result.Run) (Summary, error) {
 	s.Rounds = roundsOf(groups)
 	for _, g := range groups {
 		if m := g.measure; m.Ratio && g.arm == d.Again {
-			if e := stats.MedianCI(g.ratios(groups, d.Baseline)); e.N > 0 {
+			if e := g.ratio(groups, d.Baseline); e.N > 0 {
 				s.Resolution[m.ID] = Resolution{AA: e, Half: stats.Resolution(e)}
 			}
 		} else if m.More && g.arm == d.Again {
@@ -215,6 +215,7 @@ type cellBlocks struct {
 	params  result.Params
 	x       float64
 	hasX    bool
+	counted bool // its numbers have no interval
 	blocks  []result.Block
 }
 
@@ -257,7 +258,7 @@ func group(r result.Run) ([]*cellBlocks, error) {
 
 // newCell is a cell of b's, without blocks.
 func newCell(d result.Design, m result.Measure, b result.Block) *cellBlocks {
-	g := &cellBlocks{measure: m, arm: b.Arm, params: b.Params}
+	g := &cellBlocks{measure: m, arm: b.Arm, params: b.Params, counted: d.Counts(m)}
 	x, err := strconv.ParseFloat(b.Params[d.Vary.Param], 64)
 	if g.hasX = err == nil && !math.IsInf(x, 0) && !math.IsNaN(x); g.hasX {
 		g.x = x
@@ -333,8 +334,8 @@ func exact(v float64) stats.Estimate {
 // value is the cell's number.
 func (g *cellBlocks) value() stats.Estimate {
 	f := g.figures()
-	if g.measure.Exact && len(f) > 0 {
-		return exact(f[0])
+	if g.counted && len(f) > 0 {
+		return exact(stats.Median(f))
 	}
 	if !g.measure.Mean || len(f) == 0 {
 		return stats.MedianCI(f)
@@ -350,6 +351,15 @@ func (g *cellBlocks) figures() (v []float64) {
 		}
 	}
 	return v
+}
+
+// ratio is the cell's to the baseline: of what is counted, that of both numbers.
+func (g *cellBlocks) ratio(all []*cellBlocks, baseline string) stats.Estimate {
+	l := g.ratios(all, baseline)
+	if base := find(all, g.measure.ID, baseline, nil); g.counted && len(l) > 0 && base != nil {
+		return exact(g.value().Value / base.value().Value)
+	}
+	return stats.MedianCI(l)
 }
 
 // byRound is the mean of the numbers of each round: of the two ends, for the baseline.
@@ -423,7 +433,7 @@ func (g *cellBlocks) cell(s Summary, all []*cellBlocks) (Cell, error) {
 		c.Value = &e
 	}
 	if g.measure.Ratio && g.arm != s.Design.Baseline {
-		if e := stats.MedianCI(g.ratios(all, s.Design.Baseline)); e.N > 0 {
+		if e := g.ratio(all, s.Design.Baseline); e.N > 0 {
 			c.Ratio = &e
 			c.Verdict = stats.Compare(e, marginOf(s.Design, g.measure), s.Resolution[g.measure.ID].Half)
 		}

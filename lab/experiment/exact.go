@@ -16,9 +16,6 @@ const ExactRounds = 7
 // NoTime is why an exact run leaves measures of time out that aren't processor time.
 const NoTime = "they are times, and an exact machine's clock jumps over idle time"
 
-// partOf returns what ends the ID of a measure of a part's instructions.
-func partOf(id string) string { return "-of-" + id }
-
 // counted returns the design of an exact run: each measure of which the operations are traced has its parts, on each
 // other in a picture. Those are the measures that are compared with the baseline, unless they are processor time.
 func counted(d result.Design) result.Design {
@@ -32,7 +29,7 @@ func counted(d result.Design) result.Design {
 		picture := result.Picture{ID: m.ID + "-parts", Kind: result.Stack, Title: m.Title + ": where its instructions go",
 			Alone: true}
 		for _, p := range instructions.PartsOf() {
-			part := result.Measure{ID: m.ID + partOf(p.ID), Title: m.Title + ": " + p.Title, Unit: result.Instructions,
+			part := result.Measure{ID: result.PartID(m.ID, p.ID), Title: m.Title + ": " + p.Title, Unit: result.Instructions,
 				Stat: result.Value, Exact: true, Detail: true, Text: "of one operation, by the addresses of all its instructions"}
 			all, picture.Measures = append(all, part), append(picture.Measures, part.ID)
 		}
@@ -64,7 +61,7 @@ func foldStep(out *result.Writer) Step {
 			stacks, err := instructions.Fold(addresses, s)
 			values := map[string]float64{}
 			for id, n := range stacks.Parts() {
-				values[partOf(id)] = float64(n)
+				values[result.PartID("", id)] = float64(n)
 			}
 			return stacks.String(), values, err
 		})

@@ -75,6 +75,12 @@ func comparedWords(n analysis.Number, object, with string, first bool) string {
 	of := map[bool]string{true: " the " + object}[object != ""]
 	more := map[bool]string{true: " " + object}[object != ""]
 	label := map[bool]string{true: "95 % interval "}[first]
+	bounds := func(words string) string { // nothing of what is counted
+		if e.CI.Low == e.CI.High {
+			return ""
+		}
+		return fmt.Sprintf(" (%s%s)", label, words)
+	}
 	switch {
 	case !e.Sure:
 		return fmt.Sprintf("about %s ×%s%s, from too few rounds to be sure", ratio(e.Value), of, with)
@@ -90,13 +96,13 @@ func comparedWords(n analysis.Number, object, with string, first bool) string {
 	within := map[bool]string{true: ", which lies within the margin of " + plusMinus(n.Margin)}[n.Verdict == stats.Same]
 	switch {
 	case e.Value >= 2 || e.Value <= 0.5:
-		return fmt.Sprintf("%s ×%s%s (%s%s)%s", ratio(e.Value), of, with, label, ratios(e.CI), within)
+		return fmt.Sprintf("%s ×%s%s%s%s", ratio(e.Value), of, with, bounds(ratios(e.CI)), within)
 	case e.Value >= 1:
-		return fmt.Sprintf("%s more%s%s (%s%s)%s", share(e.Value-1), more, with, label,
-			shares(stats.Interval{Low: e.CI.Low - 1, High: e.CI.High - 1}), within)
+		return fmt.Sprintf("%s more%s%s%s%s", share(e.Value-1), more, with,
+			bounds(shares(stats.Interval{Low: e.CI.Low - 1, High: e.CI.High - 1})), within)
 	}
-	return fmt.Sprintf("%s less%s%s (%s%s)%s", share(1-e.Value), more, with, label,
-		shares(stats.Interval{Low: 1 - e.CI.High, High: 1 - e.CI.Low}), within)
+	return fmt.Sprintf("%s less%s%s%s%s", share(1-e.Value), more, with,
+		bounds(shares(stats.Interval{Low: 1 - e.CI.High, High: 1 - e.CI.Low})), within)
 }
 
 // valueWords returns "110 µs with nftables (105–115)".

@@ -39,8 +39,9 @@ type Comparison struct {
 	Values          *table
 	Left            []string
 
-	folders [2]string // their names
-	c       analysis.Comparison
+	folders  [2]string // their names
+	machines [2]result.Machine
+	c        analysis.Comparison
 }
 
 // acrossRuns is what every absolute number of two runs comes with.
@@ -74,8 +75,9 @@ func Compare(dirA, dirB string) (*Comparison, error) {
 	}
 	d := c.A.Design
 	p := &Comparison{Title: d.Title + ": two runs compared", Question: d.Question, Left: c.Left, c: c,
-		folders: [2]string{folderName(dirA), folderName(dirB)},
-		Sides:   []pair{{"A", side(dirA, a.Manifest, c.A)}, {"B", side(dirB, b.Manifest, c.B)}}}
+		folders:  [2]string{folderName(dirA), folderName(dirB)},
+		machines: [2]result.Machine{a.Manifest.Machine, b.Manifest.Machine},
+		Sides:    []pair{{"A", side(dirA, a.Manifest, c.A)}, {"B", side(dirB, b.Manifest, c.B)}}}
 	for i, s := range []analysis.Summary{c.A, c.B} {
 		if text := caution(s); text != "" {
 			p.Cautions = append(p.Cautions, p.Sides[i].Name+": "+strings.TrimPrefix(strings.TrimSuffix(text, "; see below."),
@@ -156,6 +158,7 @@ func (p *Comparison) tables() {
 	counts := p.table("Counts that differ", slices.DeleteFunc(slices.Clone(c.Counts), func(v analysis.Versus) bool {
 		return v.A.Value == v.B.Value
 	}), overA, unit)
+	p.Tables = p.counted()
 	for _, t := range []*table{ratios, more, counts} {
 		p.Tables = append(p.Tables, some(t)...)
 	}
@@ -207,6 +210,7 @@ func versusWord(v analysis.Versus) string {
 func (p *Comparison) sentences() (l []string) {
 	c, d := p.c, p.c.A.Design
 	l = append(l, differenceWords(c.Differences))
+	l = append(l, p.countedSentences()...)
 	n := map[stats.Verdict]int{}
 	far := analysis.Versus{}
 	for _, v := range c.Ratios {
@@ -456,7 +460,12 @@ func (p *Comparison) Terminal(w io.Writer, width int) error {
 	}
 	termTable(&b, shortened(p.Differences, (width-30)/2), width)
 	termTable(&b, p.Claims, width, 0, 4, 1, 2)
-	for _, t := range slices.Concat(p.Tables, some(p.Values)) {
+	tables := slices.Concat(p.Tables, some(p.Values))
+	if l := p.counted(); len(l) > 0 { // whose parts are on the page
+		termTable(&b, l[0], width, 0, 0, 0, 3, 3, 0, 2, 4, 4, 1)
+		tables = tables[len(l):]
+	}
+	for _, t := range tables {
 		for _, of := range byMeasure(t) {
 			termTable(&b, of, width, 0, 0, 3, 3, 0, 2)
 		}

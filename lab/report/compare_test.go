@@ -129,3 +129,78 @@ func terminal(t *testing.T, c *Comparison) string {
 	}
 	return b.String()
 }
+
+// Two exact runs are compared by absolute numbers: the greatest difference first, with the parts that grew.
+func TestCompareExactRuns(t *testing.T) {
+	a := exactRun(t, "6.12.1", map[string][2]float64{"direct": {100_000, 50_000}, "ebpf": {90_000, 40_000}})
+	same := exactRun(t, "6.12.1", map[string][2]float64{"direct": {100_000, 50_000}, "ebpf": {90_450, 40_440}})
+	other := exactRun(t, "6.1.9", map[string][2]float64{"direct": {98_000, 48_000}, "ebpf": {88_000, 38_000}})
+	for _, tt := range []struct {
+		b    string
+		want []string
+	}{
+		{same, []string{"same kernel image, Linux 6.12.1", "Of 2 numbers 1 are equal, 1 are higher in B and 0 lower",
+			"90,000 in A, 90,450 in B (+450, +0.50 %)", "did so in TCP +440", "parts that grew", "some ten instructions"}},
+		{other, []string{"A counted in Linux 6.12.1, B in Linux 6.1.9: what these kernels differ in is in every number",
+			"−2,000", "0.898"}},
+	} {
+		c, err := Compare(a, tt.b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var page, term bytes.Buffer
+		if err := c.HTML(&page); err != nil {
+			t.Fatal(err)
+		}
+		wellFormed(t, page.String())
+		if err := c.Terminal(&term, 200); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(html.UnescapeString(page.String()), want) {
+				t.Errorf("the page doesn't say %q", want)
+			}
+		}
+		text := strings.Join(strings.Fields(term.String()), " ")
+		for _, want := range tt.want[:2] {
+			if !strings.Contains(text, want) {
+				t.Errorf("the terminal doesn't say %q:\n%s", want, term.String())
+			}
+		}
+		if strings.Contains(text, "unclear") || strings.Contains(text, "95 %") {
+			t.Error("what is counted has an interval")
+		}
+	}
+}
+
+// exactRun writes an exact run: of each arm its instructions, and how many of them are TCP's.
+func exactRun(t *testing.T, kernel string, arms map[string][2]float64) string {
+	t.Helper()
+	d := services().Counted()
+	d.Arms = append(d.Arms, result.Arm{ID: "ebpf", Title: "ebpf"})
+	d.Aims, d.Ghosts, d.Answer, d.Rounds = nil, nil, crrAnswer(), 1
+	d.Measures = append(d.Measures, result.Measure{ID: result.PartID("crr", "tcp"), Unit: result.Instructions,
+		Title: "connect, request, close: TCP", Stat: result.Value, Exact: true})
+	dir := filepath.Join(t.TempDir(), "exact-"+kernel)
+	w, err := result.Create(dir, result.Manifest{Design: d, Profile: "quick",
+		Machine: result.Machine{Kernel: kernel + " #1", CPU: "QEMU TCG", CPUs: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for arm, v := range arms {
+		b := result.Block{Measure: "crr", Arm: arm, Ops: 51, Figures: map[string]float64{"p50": v[0]}}
+		part := result.Block{Measure: result.PartID("crr", "tcp"), Arm: arm}.Is(v[1])
+		if arm != d.Baseline {
+			b.Params, part.Params = result.Params{"services": "10"}, result.Params{"services": "10"}
+		}
+		for _, b := range []result.Block{b, part} {
+			if err := w.Add(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close("", result.Load{}); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}

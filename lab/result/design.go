@@ -189,6 +189,21 @@ func (d Design) ArmTitle(id string) string {
 // Instructions is the unit of measures of exact runs.
 const Instructions = "instr."
 
+// Counts reports whether a measure's numbers are counted: they have no interval.
+func (d Design) Counts(m Measure) bool { return m.Exact || d.Exact && m.Unit == Instructions }
+
+// partMark is between the ids of a measure and of a part of its instructions.
+const partMark = "-of-"
+
+// PartID returns the id of the measure of a part of another's instructions.
+func PartID(measure, part string) string { return measure + partMark + part }
+
+// Whole returns the id of the measure that a part's is of, and whether id is a part's.
+func Whole(id string) (measure string, is bool) {
+	measure, _, is = strings.Cut(id, partMark)
+	return measure, is
+}
+
 // Counted returns the design of a run that counts instructions, one for each nanosecond: of every measure that has a
 // unit of time. Bounds in units of time and numbers published in them are left out.
 func (d Design) Counted() Design {
