@@ -2,6 +2,6 @@
 // in batches, programs that are told apart, folders of pins, probes, statistics and the programs' clocks. Programs,
 // their typed maps and their attachments are in bpf/service, bpf/policy and bpf/device, beside their C.
 //
-// It doesn't know the meaning of the maps' contents. Packages other than these rooms don't import
-// github.com/cilium/ebpf.
+// It doesn't know the meaning of the maps' contents. Packages other than these rooms and lab/floor
+// don't import github.com/cilium/ebpf.
 package bpf

@@ -114,6 +114,9 @@ func (p *Pair) Group() {
 	}
 }
 
+// Cgroup returns the folder of the cgroup that holds the node's processes, "" where they have none of their own.
+func (p *Pair) Cgroup() string { return p.cgroup }
+
 // Enter runs f on the calling thread as one of the node's processes.
 func (p *Pair) Enter(f func() error) error { return p.enterIn(p.Near, f) }
 

@@ -72,9 +72,10 @@ type trial struct {
 	profile profile
 	memory  *load.Memory    // that is walked to make caches cold
 	nodes   []*testbed.Node // of variants
+	exact   bool            // instructions are counted
 }
 
-var layouts = []classic.Layout{classic.IPTables19, classic.IPTables}
+var layouts = []classic.Layout{classic.IPTables19, classic.IPTables, classic.NFTables}
 
 // newTrial finds out what this machine can do.
 func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p profile) (experiment.Trial, error) {
@@ -83,7 +84,7 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 		return nil, err
 	}
 	b.Grouped, b.WithPods = true, true
-	c := &trial{bed: b, grid: s, profile: p}
+	c := &trial{bed: b, grid: s, profile: p, exact: o.Exact}
 	return c, c.mapMemory()
 }
 
@@ -118,6 +119,11 @@ func (r *trial) arms() []result.Arm {
 			l = slices.Insert(l, i, v.arm)
 		}
 	}
+	if r.exact {
+		for _, f := range floors {
+			l = append(l, f.arm)
+		}
+	}
 	return l
 }
 
@@ -132,6 +138,13 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 			l.Add("starting "+v.arm.Title, time.Second/2+time.Duration(r.grid.Most())*300*time.Microsecond,
 				func(ctx context.Context) error { return r.startVariant(ctx, v) })
 			others = append(others, &testbed.Pair{Arm: v.arm.ID, Services: r.grid.Most()})
+		}
+	}
+	if r.exact {
+		for _, f := range floors {
+			l.Add("attaching "+f.arm.Title, 100*time.Millisecond,
+				func(ctx context.Context) error { return r.addFloor(ctx, f.arm.ID, f.program) })
+			others = append(others, &testbed.Pair{Arm: f.arm.ID})
 		}
 	}
 	l.Add("starting servers", 100*time.Millisecond, func(context.Context) error { return r.bed.Serve(out.Remark) })
@@ -219,7 +232,7 @@ func (r *trial) Design() result.Design {
 		Aims:     r.aims(), Answer: r.answer(),
 		Method: r.method(),
 		Missing: append(experiment.NotMeasured(r.grid.Cannot),
-			"kube-proxy's nftables rules, other numbers of Services, HTTP, processor time: the experiment tigera has them."),
+			"Other numbers of Services, HTTP, processor time: the experiment tigera has them."),
 	}
 	if p.Counted > 0 {
 		d.Missing = append(d.Missing, "The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none "+
@@ -253,8 +266,8 @@ func (r *trial) method() []string {
 			"processor has learned of branches it may still know. A block has %d operations, and a round begins with a block "+
 			"that doesn't count.", r.memory.Size()>>20, leastWalk>>20, mostWalk>>20, p.Cold))
 	}
-	l = append(l, "kube-proxy's rules are written by the lab itself, in kube-proxy's layout and order, through "+
-		"iptables-legacy.")
+	l = append(l, "kube-proxy's rules are written by the lab itself, in kube-proxy's layout and order, those of iptables "+
+		"through iptables-legacy.")
 	if p.Counted > 0 {
 		l = append(l, fmt.Sprintf("Programs' runs are counted by the kernel's own statistics (BPF_ENABLE_STATS), which are "+
 			"on in blocks of their own, after all others, since they cost time: what they show of a program that does nothing "+
@@ -313,6 +326,9 @@ func measures(cold bool) (l []result.Measure) {
 
 // aims are those of clients on the node and in a pod, with warm and with cold caches.
 func (r *trial) aims() (l []result.Aim) {
+	if r.exact {
+		return exactAims(r.grid.Modes, r.grid.Layouts)
+	}
 	for _, by := range []string{"", experiment.SuffixPod} {
 		l = append(l, experiment.ConnectionAims(r.grid.Modes, r.grid.Layouts, by)...)
 		if r.profile.Cold > 0 {
