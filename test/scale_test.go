@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,9 @@ var scalePods = flag.Int("scale-pods", 1000, "TestPolicyScale: pods of the clust
 var scaleRest = flag.Duration("scale-rest", 0, "TestPolicyScale: for how long an agent is left alone before its "+
 	"memory is read")
 
+var scaleProfile = flag.String("scale-profile", "", "TestPolicyScale: a folder for profiles of each engine's second "+
+	"agent: its processor while it starts, and its heap after")
+
 // An agent programs what its node needs of a large cluster's policies, in each engine, and all of it is in the kernel:
 // the agent after it has nothing to write. With -scale-pods 100000 it is make test-scale.
 func TestPolicyScale(t *testing.T) {
@@ -33,8 +37,8 @@ func TestPolicyScale(t *testing.T) {
 			ns, kubeconfig := scaleNode(t, "scale-"+engine, server)
 			flags := []string{"--kubeconfig", kubeconfig, "--node", generate.PolicyNode, "--policy-mode", "Enforce",
 				"--policy-engine", engine}
-			enforced(t, ns, flags)
-			s := enforced(t, ns, flags) // it reads what the first one has written
+			enforced(t, ns, flags, "")
+			s := enforced(t, ns, flags, *scaleProfile) // it reads what the first one has written
 			for name, l := range s.Loops {
 				if name != "flows" && l.Puts+l.Dels > 0 { // it follows connections, and has no fact of its own in the kernel
 					t.Errorf("loop %s of the second agent puts %d facts and deletes %d: want what the first has written", name,
@@ -51,11 +55,26 @@ func TestPolicyScale(t *testing.T) {
 }
 
 // enforced runs an agent until all policies are enforced, and returns its state then. It logs how long that lasted, and
-// the memory after a while without a change.
-func enforced(t *testing.T, ns *netns.Namespace, flags []string) (s scaleState) {
+// the memory after a while without a change. Profiles go into a folder, none if it is "".
+func enforced(t *testing.T, ns *netns.Namespace, flags []string, profiles string) (s scaleState) {
 	began := time.Now()
+	if profiles != "" {
+		flags = append(slices.Clone(flags), "--profiling")
+	}
 	a := runIn(t, ns, flags...)
 	defer a.stop()
+	profile := func(name, path string) {
+		if profiles != "" {
+			name = filepath.Join(profiles, strings.ReplaceAll(t.Name(), "/", "-")+"-"+name)
+			if err := os.WriteFile(name, []byte(pageIn(ns, path)), 0o644); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if profiles != "" {
+		within(t, 10*time.Second, "the agent has pages", func() bool { return pageIn(ns, "/livez") != "" })
+		profile("cpu", "/debug/pprof/profile?seconds=10")
+	}
 	within(t, 5*time.Minute, "all policies are enforced", func() bool {
 		select {
 		case <-a.ended:
@@ -71,6 +90,7 @@ func enforced(t *testing.T, ns *netns.Namespace, flags []string) (s scaleState) 
 	now, _ := a.resident()
 	t.Logf("enforced after %s, %d facts; %d MiB resident, %d at most; %v", elapsed.Round(time.Millisecond), s.held(),
 		now>>20, peak>>20, s.Policies.Parts)
+	profile("heap", "/debug/pprof/heap?gc=1")
 	return s
 }
 

@@ -98,21 +98,21 @@ type reader struct {
 }
 
 // readRules reads a NetworkPolicy. Where closed is not empty it is beyond a bound and allows nothing.
-func readRules(o *networkingv1.NetworkPolicy, ref model.PolicyRef, closed string) *compiled {
+func readRules(s *networkingv1.NetworkPolicySpec, ref model.PolicyRef, closed string) *compiled {
 	r := &reader{ref: ref}
-	r.types(&o.Spec)
+	r.types(s)
 	if closed != "" {
 		r.add("spec", TooLarge, "%s: it allows nothing to the pods that it selects; make it smaller, or several of it",
 			closed)
 		return &r.compiled
 	}
-	for i := range o.Spec.Ingress {
-		if rule := &o.Spec.Ingress[i]; r.applies[model.Ingress] {
+	for i := range s.Ingress {
+		if rule := &s.Ingress[i]; r.applies[model.Ingress] {
 			r.rule(model.Ingress, i, rule.From, "from", rule.Ports)
 		}
 	}
-	for i := range o.Spec.Egress {
-		if rule := &o.Spec.Egress[i]; r.applies[model.Egress] {
+	for i := range s.Egress {
+		if rule := &s.Egress[i]; r.applies[model.Egress] {
 			r.rule(model.Egress, i, rule.To, "to", rule.Ports)
 		}
 	}

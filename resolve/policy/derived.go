@@ -264,11 +264,11 @@ func (x peerIndex) each(c *class, visit func([]*peer)) {
 	} else {
 		match(bucket{scope: anywhere})
 		match(bucket{scope: inNamespace, a: c.namespace.name})
-		for k, v := range c.labels {
+		for k, v := range c.labels.all() {
 			match(bucket{inNamespace, c.namespace.name, k, v})
 			match(bucket{ofPod, "", k, v})
 		}
-		for k, v := range c.namespace.labels {
+		for k, v := range c.namespace.labels.all() {
 			match(bucket{ofNamespace, "", k, v})
 		}
 	}

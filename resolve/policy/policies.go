@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"unique"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
@@ -12,44 +13,79 @@ import (
 	"fairlead.dev/fairlead/source"
 )
 
-// policy is a NetworkPolicy or ClusterNetworkPolicy. Its rules are read when it first selects a pod of this node.
+// policy is a NetworkPolicy or ClusterNetworkPolicy.
 type policy struct {
-	key      source.Key
 	ref      model.PolicyRef
 	sequence uint64 // of the object
-	priority int32
 	created  int64
-	size     Bounds
-	closed   string // why it allows nothing; "": it is within the bounds
+	closed   string              // why it allows nothing; "": it is within the bounds
+	spec     unique.Handle[spec] // of a NetworkPolicy
+	*reading                     // nil: no pod of this node has been in its namespace
+}
 
-	network *networkingv1.NetworkPolicy
-	cluster *cnpv1.ClusterNetworkPolicy
+// spec is what a NetworkPolicy says, as it is stored: most policies of a cluster concern no pod of this node, and many
+// say the same.
+type spec struct {
+	encoded string // a networkingv1.NetworkPolicySpec
+	size    Bounds
+}
+
+func storeSpec(o *networkingv1.NetworkPolicy) unique.Handle[spec] {
+	b, err := o.Spec.Marshal()
+	if err != nil {
+		panic(err) // it fails only where its buffer is too small
+	}
+	return unique.Make(spec{string(b), sizeOf(o)})
+}
+
+// decode returns the spec.
+func (p *policy) decode() *networkingv1.NetworkPolicySpec {
+	s := new(networkingv1.NetworkPolicySpec)
+	if err := s.Unmarshal([]byte(p.spec.Value().encoded)); err != nil {
+		panic(err) // it was encoded here
+	}
+	return s
+}
+
+// reading is what has been read of a policy: its subject, and its rules once it selects a pod of this node.
+type reading struct {
+	cluster  *cnpv1.ClusterNetworkPolicy // nil: it is a NetworkPolicy
+	priority int32
 
 	namespaces, labels selector // the subject
-	subjectRead        bool
 	badSubject         error
 	compiled           *compiled
 	users              int // selections that have it
+}
+
+// key returns the object's.
+func (p *policy) key() source.Key {
+	k := source.Key{Kind: source.NetworkPolicy, Namespace: p.ref.Namespace, Name: p.ref.Name}
+	if p.ref.Namespace == "" {
+		k.Kind = source.ClusterNetworkPolicy
+	}
+	return k
 }
 
 // applyPolicy updates a NetworkPolicy.
 func (r *Resolver) applyPolicy(key source.Key, o *networkingv1.NetworkPolicy) {
 	n := r.namespace(key.Namespace)
 	at, there := slices.BinarySearchFunc(n.policies, key.Name, func(p *policy, name string) int {
-		return strings.Compare(p.key.Name, name)
+		return strings.Compare(p.ref.Name, name)
 	})
 	if there {
 		was := n.policies[at]
-		n.size = n.size.minus(was.size)
+		n.size = n.size.minus(was.spec.Value().size)
 		r.count(was, -1)
 	}
 	if o != nil {
 		r.sequence++
-		p := &policy{key: key, network: o, sequence: r.sequence, created: o.CreationTimestamp.Unix(), size: sizeOf(o),
-			ref: model.PolicyRef{Tier: model.TierNetworkPolicy, Namespace: key.Namespace, Name: key.Name,
+		p := &policy{sequence: r.sequence, created: o.CreationTimestamp.Unix(), spec: storeSpec(o),
+			ref: model.PolicyRef{Tier: model.TierNetworkPolicy, Namespace: n.name, Name: key.Name,
 				Audit: r.audited(o.Annotations)}}
-		p.closed = p.size.excess(r.limits.Policy)
-		n.size = n.size.plus(p.size)
+		size := p.spec.Value().size
+		p.closed = size.excess(r.limits.Policy)
+		n.size = n.size.plus(size)
 		if r.count(p, 1); there {
 			n.policies[at] = p
 		} else {
@@ -93,20 +129,21 @@ func (r *Resolver) bound(n *namespace) {
 	n.over = over
 	sum := Bounds{}
 	for _, p := range slices.SortedFunc(slices.Values(n.policies), func(a, b *policy) int {
-		return cmp.Or(cmp.Compare(a.created, b.created), strings.Compare(a.key.Name, b.key.Name))
+		return cmp.Or(cmp.Compare(a.created, b.created), strings.Compare(a.ref.Name, b.ref.Name))
 	}) {
-		closed := p.size.excess(r.limits.Policy)
+		size := p.spec.Value().size
+		closed := size.excess(r.limits.Policy)
 		if closed == "" {
-			if with := sum.plus(p.size).excess(r.limits.Namespace); with != "" {
+			if with := sum.plus(size).excess(r.limits.Namespace); with != "" {
 				closed = "with those that are older the namespace's policies have " + with
 			} else {
-				sum = sum.plus(p.size)
+				sum = sum.plus(size)
 			}
 		}
 		if closed != p.closed { // another policy, so that what is remembered of this one is not used
 			r.sequence++
 			other := *p
-			other.closed, other.compiled, other.sequence, other.users = closed, nil, r.sequence, 0
+			other.closed, other.reading, other.sequence = closed, nil, r.sequence
 			n.policies[slices.Index(n.policies, p)] = &other
 		}
 	}
@@ -131,9 +168,9 @@ func (r *Resolver) applyCluster(key source.Key, o *cnpv1.ClusterNetworkPolicy) {
 
 func (r *Resolver) addCluster(key source.Key, o *cnpv1.ClusterNetworkPolicy) {
 	r.sequence++
-	p := &policy{key: key, cluster: o, sequence: r.sequence, priority: o.Spec.Priority, size: sizeOfCluster(o),
-		ref: model.PolicyRef{Name: key.Name, Audit: r.audited(o.Annotations)}}
-	p.closed = p.size.excess(r.limits.Policy)
+	p := &policy{sequence: r.sequence, closed: sizeOfCluster(o).excess(r.limits.Policy),
+		ref:     model.PolicyRef{Name: key.Name, Audit: r.audited(o.Annotations)},
+		reading: &reading{cluster: o, priority: o.Spec.Priority}}
 	var bad problems
 	switch o.Spec.Tier {
 	case cnpv1.AdminTier:
@@ -151,11 +188,10 @@ func (r *Resolver) addCluster(key source.Key, o *cnpv1.ClusterNetworkPolicy) {
 		r.unreadable[key] = bad.of(key)
 		return
 	}
-	p.subjectRead = true
 	r.cluster[key.Name] = p
 	tier := append(r.tiers[p.ref.Tier], p)
 	slices.SortFunc(tier, func(a, b *policy) int {
-		return cmp.Or(cmp.Compare(a.priority, b.priority), strings.Compare(a.key.Name, b.key.Name))
+		return cmp.Or(cmp.Compare(a.priority, b.priority), strings.Compare(a.ref.Name, b.ref.Name))
 	})
 	r.tiers[p.ref.Tier] = tier
 	r.count(p, 1)
@@ -163,9 +199,9 @@ func (r *Resolver) addCluster(key source.Key, o *cnpv1.ClusterNetworkPolicy) {
 
 // selects reports whether p selects the pods of c. A NetworkPolicy is one of c's namespace.
 func (p *policy) selects(c *class) bool {
-	if !p.subjectRead {
-		p.subjectRead = true
-		p.labels, p.badSubject = readSelector(&p.network.Spec.PodSelector)
+	if p.reading == nil {
+		p.reading = &reading{}
+		p.labels, p.badSubject = readSelector(&p.decode().PodSelector)
 	}
 	if p.cluster != nil && !p.namespaces.matches(c.namespace.labels) {
 		return false
@@ -176,11 +212,11 @@ func (p *policy) selects(c *class) bool {
 // rules returns p's rules.
 func (r *Resolver) rules(p *policy) *compiled {
 	if p.compiled == nil {
-		if p.network == nil {
+		if p.cluster != nil {
 			p.compiled = readCluster(p.cluster, p.ref, p.closed, r.config.UnknownPods != AllowUnknownPods)
 			return p.compiled
 		}
-		p.compiled = readRules(p.network, p.ref, p.closed)
+		p.compiled = readRules(p.decode(), p.ref, p.closed)
 		if p.badSubject != nil {
 			p.compiled.add("spec.podSelector", Invalid, "%v: the policy selects every pod of its namespace until this is "+
 				"corrected", p.badSubject)

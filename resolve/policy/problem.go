@@ -69,8 +69,8 @@ func (r *Resolver) collectProblems() []source.Problem {
 		for _, text := range excess[p] {
 			all.add("spec", TooLarge, "%s", text)
 		}
-		if l := all.of(p.key); len(l) > 0 {
-			byNamespace[p.key.Namespace] = append(byNamespace[p.key.Namespace], l...)
+		if l := all.of(p.key()); len(l) > 0 {
+			byNamespace[p.ref.Namespace] = append(byNamespace[p.ref.Namespace], l...)
 		}
 	}
 	var out []source.Problem

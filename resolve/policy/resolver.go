@@ -3,7 +3,6 @@ package policy
 import (
 	"cmp"
 	"hash/maphash"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -154,11 +153,16 @@ func New(c Config) *Resolver {
 type namespace struct {
 	name     string
 	declared bool
-	labels   map[string]string
+	labels   labelSet
 	classes  []*class
 	policies []*policy // sorted by name
 	size     Bounds    // of the policies
 	over     bool      // they are beyond a bound
+}
+
+// impliedLabels are those of a Namespace that isn't declared.
+func impliedLabels(name string) labelSet {
+	return newLabels(map[string]string{corev1.LabelMetadataName: name})
 }
 
 func (r *Resolver) namespace(name string) *namespace {
@@ -166,7 +170,7 @@ func (r *Resolver) namespace(name string) *namespace {
 	if n == nil {
 		n = &namespace{name: name}
 		if r.config.ImpliedNamespaces {
-			n.labels = map[string]string{corev1.LabelMetadataName: name}
+			n.labels = impliedLabels(name)
 		}
 		r.namespaces[name] = n
 	}
@@ -175,7 +179,7 @@ func (r *Resolver) namespace(name string) *namespace {
 
 // renamed reports whether the label that has n's name says another, as no API server lets it.
 func (n *namespace) renamed() bool {
-	v, there := n.labels[corev1.LabelMetadataName]
+	v, there := n.labels.get(corev1.LabelMetadataName)
 	return there && v != n.name
 }
 
@@ -234,14 +238,14 @@ func (r *Resolver) Apply(changes []source.Change) model.Change[model.PolicyPart]
 
 func (r *Resolver) applyNamespace(name string, o *corev1.Namespace) {
 	n := r.namespace(name)
-	declared, labels := o != nil, map[string]string(nil)
+	declared, labels := o != nil, labelSet("")
 	if declared {
-		labels = o.Labels
+		labels = newLabels(o.Labels)
 	} else if r.config.ImpliedNamespaces {
-		labels = map[string]string{corev1.LabelMetadataName: name}
+		labels = impliedLabels(name)
 	}
 	known := r.known(n)
-	if n.declared == declared && maps.Equal(n.labels, labels) {
+	if n.declared == declared && n.labels == labels {
 		r.drop(n)
 		return
 	}
@@ -288,7 +292,7 @@ func (r *Resolver) applyNode(name string, o *corev1.Node) {
 	if o != nil {
 		now = r.readNode(o)
 	}
-	if was != nil && now != nil && maps.Equal(was.class.labels, now.class.labels) &&
+	if was != nil && now != nil && was.class.labels == now.class.labels &&
 		slices.Equal(was.addresses, now.addresses) && slices.Equal(was.podRanges, now.podRanges) {
 		return
 	}
@@ -317,7 +321,7 @@ func (r *Resolver) applyNode(name string, o *corev1.Node) {
 }
 
 func (r *Resolver) readNode(o *corev1.Node) *node {
-	n := &node{name: o.Name, class: &class{labels: o.Labels}}
+	n := &node{name: o.Name, class: &class{labels: newLabels(o.Labels)}}
 	n.class.node = n
 	for _, a := range o.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil && ip.Zone() == "" {
@@ -353,7 +357,7 @@ func (p *pod) String() string { return p.class.namespace.name + "/" + p.name }
 type class struct {
 	namespace *namespace
 	node      *node // nil for pods
-	labels    map[string]string
+	labels    labelSet
 	ports     []port // sorted
 	hash      uint64
 	next      *class // of the same hash
@@ -475,7 +479,7 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 		return nil
 	}
 	p.addresses = sorted(p.addresses)
-	p.class = r.classOf(key.Namespace, o.Labels, namedPorts(&o.Spec))
+	p.class = r.classOf(key.Namespace, newLabels(o.Labels), namedPorts(&o.Spec))
 	return p
 }
 
@@ -500,21 +504,18 @@ func comparePorts(a, b port) int {
 }
 
 // classOf returns the class with these labels and ports, a new one if there is none.
-func (r *Resolver) classOf(ns string, labels map[string]string, ports []port) *class {
+func (r *Resolver) classOf(ns string, l labelSet, ports []port) *class {
 	n := r.namespace(ns)
-	sum := maphash.String(r.seed, ns) // what is added is so in any order
-	for k, v := range labels {
-		sum += maphash.Comparable(r.seed, [2]string{k, v})
-	}
+	sum := maphash.Comparable(r.seed, [2]string{ns, string(l)})
 	for _, p := range ports {
 		sum += maphash.Comparable(r.seed, p)
 	}
 	for c := r.classes[sum]; c != nil; c = c.next {
-		if c.namespace == n && slices.Equal(c.ports, ports) && maps.Equal(c.labels, labels) {
+		if c.namespace == n && c.labels == l && slices.Equal(c.ports, ports) {
 			return c
 		}
 	}
-	c := &class{namespace: n, labels: labels, ports: ports, hash: sum, next: r.classes[sum], at: len(n.classes),
+	c := &class{namespace: n, labels: l, ports: ports, hash: sum, next: r.classes[sum], at: len(n.classes),
 		signature: r.nothing}
 	r.classes[sum] = c
 	n.classes = append(n.classes, c)

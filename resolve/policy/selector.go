@@ -53,17 +53,17 @@ func readSelector(s *metav1.LabelSelector) (selector, error) {
 }
 
 // matches reports whether labels fulfil all demands.
-func (s selector) matches(labels map[string]string) bool {
+func (s selector) matches(l labelSet) bool {
 	for i := range s {
-		if !s[i].holds(labels) {
+		if !s[i].holds(l) {
 			return false
 		}
 	}
 	return true
 }
 
-func (d *demand) holds(labels map[string]string) bool {
-	v, there := labels[d.key]
+func (d *demand) holds(l labelSet) bool {
+	v, there := l.get(d.key)
 	switch d.op {
 	case metav1.LabelSelectorOpIn:
 		if len(d.values) == 1 {

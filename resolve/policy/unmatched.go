@@ -20,7 +20,7 @@ func (r *Resolver) Unmatched() []source.Problem {
 	peers := map[string]*unmatched{}
 	for p := range r.everyPolicy {
 		if _, selects := r.selecting[p]; !selects {
-			out = append(out, source.Problem{Object: p.key, Reason: MatchesNothing,
+			out = append(out, source.Problem{Object: p.key(), Reason: MatchesNothing,
 				Message: "the source has no pod that it selects: nothing of it is evaluated"})
 			continue
 		}
@@ -29,7 +29,7 @@ func (r *Resolver) Unmatched() []source.Problem {
 				if (s.kind != pods && s.kind != nodes) || r.matched(s) {
 					continue
 				}
-				at := source.Problem{Object: p.key, Field: fmt.Sprintf("spec.%s[%d]", c.ref.Direction, c.ref.Index)}
+				at := source.Problem{Object: p.key(), Field: fmt.Sprintf("spec.%s[%d]", c.ref.Direction, c.ref.Index)}
 				if peers[s.text] == nil {
 					peers[s.text] = &unmatched{spec: s}
 				}
