@@ -130,7 +130,7 @@ func TestPodThatMovedHasItsOwnAddress(t *testing.T) {
 		step.do()
 		r.Apply(nil)
 		var got netip.Addr
-		if p := r.pods[key]; p != nil && len(p.addresses) == 1 {
+		if p := r.podOf(key); p != nil && len(p.addresses) == 1 {
 			got = p.addresses[0].Addr
 		}
 		if got != step.want {
@@ -252,7 +252,8 @@ func (w *moving) check(t *rapid.T) {
 	for _, h := range w.attached {
 		owners[h.at] = h.uid
 	}
-	for key, p := range w.r.pods {
+	for _, p := range w.r.pods {
+		key := source.Key{Kind: source.Pod, Namespace: p.class.namespace.name, Name: p.name}
 		for _, a := range p.addresses {
 			if owner, owned := owners[a.Addr]; owned && owner != w.pods[key].UID ||
 				!owned && netip.MustParsePrefix("10.0.1.0/24").Contains(a.Addr) {
@@ -265,7 +266,7 @@ func (w *moving) check(t *rapid.T) {
 		if o == nil || o.UID != h.uid {
 			continue
 		}
-		if p := w.r.pods[key]; p == nil || len(p.addresses) != 1 || p.addresses[0].Addr != h.at {
+		if p := w.r.podOf(key); p == nil || len(p.addresses) != 1 || p.addresses[0].Addr != h.at {
 			t.Errorf("%s was given %s and hasn't got it", key, h.at)
 		}
 	}

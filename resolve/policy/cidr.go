@@ -96,22 +96,24 @@ func (r *Resolver) updatePieces() *resource {
 	})
 	r.replacePieces(was)
 	for _, x := range r.addresses {
-		if x.within != r.withinAt(x.Addr) {
+		if p := r.pieceAt(x.Addr); r.within(p) == r.within(x.piece) {
+			x.piece = p
+		} else {
 			r.dirty(x)
 		}
 	}
 	return nil
 }
 
-// within is what the piece that holds an address means to it.
+// within is what the piece that holds an address, nil for none, means to it.
 type within struct {
 	signature *signature // of the piece
 	known     *signature // as if the address were no unknown pod's
 	single    bool       // the piece is the address alone
 }
 
-func (r *Resolver) withinAt(a netip.Addr) within {
-	if p := r.pieceAt(a); p != nil {
+func (r *Resolver) within(p *piece) within {
+	if p != nil {
 		return within{p.signature, p.known, p.single()}
 	}
 	return within{r.nothing, r.nothing, false}

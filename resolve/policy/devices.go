@@ -84,7 +84,7 @@ func (r *Resolver) SetDevices(l []Device) {
 	if bridges {
 		r.staleProblems = true
 		for _, x := range r.addresses {
-			if x.subject != nil {
+			if x.has().subject != nil {
 				r.dirty(x)
 			}
 		}
@@ -146,7 +146,7 @@ func (r *Resolver) updateBridge(x *address, d *Device) (bypassed string) {
 			bypassed = name
 		}
 	}
-	if x.bridge == name {
+	if x.has().bridge == name {
 		return bypassed
 	}
 	count := func(bridge string, n int) {
@@ -159,9 +159,9 @@ func (r *Resolver) updateBridge(x *address, d *Device) (bypassed string) {
 		r.bridged[bridge][family] += n
 		r.staleProblems = true
 	}
-	count(x.bridge, -1)
+	count(x.has().bridge, -1)
 	count(name, 1)
-	x.bridge = name
+	x.set().bridge = name
 	return bypassed
 }
 
@@ -202,11 +202,12 @@ func (r *Resolver) deviceAt(d *Device) *model.Device {
 			continue
 		}
 		pods = pods || slices.ContainsFunc(r.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
-		if x := r.addresses[a]; x != nil && x.subject != nil {
-			if part.Pod != "" && part.Pod != x.subject.Pod {
+		if x := r.addresses[a]; x != nil && x.has().subject != nil {
+			pod := x.rare.subject.Pod
+			if part.Pod != "" && part.Pod != pod {
 				return nil
 			}
-			part.Pod, pods = x.subject.Pod, true
+			part.Pod, pods = pod, true
 		}
 	}
 	if !pods {

@@ -24,7 +24,7 @@ func domainName(text string) (string, error) {
 // applyName updates the addresses of a domain name.
 func (r *Resolver) applyName(name string, o *source.ResolvedName) {
 	for _, x := range r.domains[name] {
-		x.names = slices.DeleteFunc(x.names, func(n string) bool { return n == name })
+		x.set().names = slices.DeleteFunc(x.has().names, func(n string) bool { return n == name })
 		r.dirty(x)
 	}
 	delete(r.domains, name)
@@ -37,8 +37,8 @@ func (r *Resolver) applyName(name string, o *source.ResolvedName) {
 	}
 	now = sorted(now)
 	for _, x := range now {
-		at, _ := slices.BinarySearch(x.names, name)
-		x.names = slices.Insert(x.names, at, name)
+		at, _ := slices.BinarySearch(x.has().names, name)
+		x.set().names = slices.Insert(x.has().names, at, name)
 		r.dirty(x)
 	}
 	r.domains[name] = now
@@ -63,11 +63,11 @@ func (r *Resolver) markDomain(domain string) {
 
 // byName returns which domain names in use match x by its names.
 func (r *Resolver) byName(x *address) *signature {
-	if len(r.domainPeers) == 0 || len(x.names) == 0 {
+	if len(r.domainPeers) == 0 || len(x.has().names) == 0 {
 		return r.nothing
 	}
 	var out []*peer
-	for _, name := range x.names {
+	for _, name := range x.has().names {
 		out = append(out, r.domainPeers[name]...)
 		for rest := name; rest != ""; {
 			if _, rest, _ = strings.Cut(rest, "."); rest != "" {

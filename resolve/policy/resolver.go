@@ -75,7 +75,7 @@ type observed struct {
 	namespaces map[string]*namespace
 	renamed    int // namespaces whose label has another name
 	nodes      map[string]*node
-	pods       map[source.Key]*pod
+	pods       map[podKey]*pod
 	classes    map[uint64]*class // of pods, by hash
 	addresses  map[netip.Addr]*address
 	cluster    map[string]*policy // ClusterNetworkPolicies
@@ -86,6 +86,7 @@ type observed struct {
 	numbering  uint64
 	unreadable map[source.Key][]source.Problem
 	domains    map[string][]*address // of domain names
+	portLists  [256][]port           // some of those that classes have
 }
 
 // selected is the classes with pods on this node, and the policies that select them.
@@ -129,7 +130,7 @@ func New(c Config) *Resolver {
 	r := &Resolver{
 		config: c, limits: c.Limits.or(DefaultLimits), hash: hashText(c.Key), seed: maphash.MakeSeed(),
 		observed: observed{
-			namespaces: map[string]*namespace{}, nodes: map[string]*node{}, pods: map[source.Key]*pod{},
+			namespaces: map[string]*namespace{}, nodes: map[string]*node{}, pods: map[podKey]*pod{},
 			classes: map[uint64]*class{}, addresses: map[netip.Addr]*address{}, cluster: map[string]*policy{},
 			numbers: map[portName]map[uint16]map[*namespace]int{}, unreadable: map[source.Key][]source.Problem{},
 			domains: map[string][]*address{},
@@ -197,13 +198,13 @@ func (r *Resolver) drop(n *namespace) {
 func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 	for _, a := range r.config.Addresses {
 		x := r.address(a)
-		x.own = false
+		x.set().own = false
 		r.dirty(x)
 	}
 	r.config.Addresses, r.staleNode = slices.Clone(addresses), true
 	for _, a := range addresses {
 		x := r.address(a)
-		x.own = true
+		x.set().own = true
 		r.dirty(x)
 	}
 }
@@ -302,7 +303,7 @@ func (r *Resolver) applyNode(name string, o *corev1.Node) {
 	}
 	if was != nil {
 		for _, x := range was.addresses {
-			x.nodes = slices.DeleteFunc(x.nodes, func(n *node) bool { return n == was })
+			x.set().nodes = slices.DeleteFunc(x.has().nodes, func(n *node) bool { return n == was })
 		}
 		r.dirty(was.addresses...)
 		delete(r.nodes, name)
@@ -313,8 +314,8 @@ func (r *Resolver) applyNode(name string, o *corev1.Node) {
 		r.nodes[name] = now
 		r.dirtyClasses[now.class] = struct{}{}
 		for _, x := range now.addresses {
-			x.nodes = append(x.nodes, now)
-			slices.SortFunc(x.nodes, func(a, b *node) int { return strings.Compare(a.name, b.name) })
+			x.set().nodes = append(x.has().nodes, now)
+			slices.SortFunc(x.has().nodes, func(a, b *node) int { return strings.Compare(a.name, b.name) })
 		}
 		r.dirty(now.addresses...)
 	}
@@ -339,15 +340,26 @@ func (r *Resolver) readNode(o *corev1.Node) *node {
 	return n
 }
 
+// podKey names a pod.
+type podKey struct {
+	namespace *namespace
+	name      string
+}
+
+// podOf returns the pod of a Pod, nil if that doesn't count.
+func (r *Resolver) podOf(key source.Key) *pod {
+	return r.pods[podKey{r.namespaces[key.Namespace], key.Name}]
+}
+
 // pod is a Pod that counts: it has an address, has not ended and is not in the host's network.
 type pod struct {
 	name        string
 	class       *class
-	at          int        // in the class
 	addresses   []*address // sorted
+	created     int64
+	at          int32 // in the class
 	local       bool
 	terminating bool
-	created     int64
 }
 
 // String returns "namespace/name".
@@ -359,12 +371,11 @@ type class struct {
 	node      *node // nil for pods
 	labels    labelSet
 	ports     []port // sorted
-	hash      uint64
 	next      *class // of the same hash
-	at        int    // in the namespace
 	pods      []*pod
 	here      *here // nil: no pods on this node
 	signature *signature
+	at        int32 // in the namespace
 }
 
 // here is what policies come to for the pods of a class that are on this node.
@@ -388,7 +399,7 @@ func (r *Resolver) applyPod(key source.Key, o *corev1.Pod) {
 
 // setPod takes a Pod in as it counts now.
 func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
-	was := r.pods[key]
+	was := r.podOf(key)
 	var now *pod
 	if o != nil {
 		now = r.readPod(key, o)
@@ -399,22 +410,22 @@ func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
 		return
 	}
 	if now != nil {
-		now.at = len(now.class.pods)
+		now.at = int32(len(now.class.pods))
 		now.class.pods = append(now.class.pods, now)
 		if now.local {
 			r.countLocal(now.class, 1)
 		}
 		for _, x := range now.addresses {
-			x.pods = append(x.pods, now)
+			x.addPod(now)
 		}
 		r.dirty(now.addresses...)
-		r.pods[key] = now
+		r.pods[podKey{now.class.namespace, now.name}] = now
 	}
 	if was == nil {
 		return
 	}
 	for _, x := range was.addresses {
-		x.pods = slices.DeleteFunc(x.pods, func(p *pod) bool { return p == was })
+		x.removePod(was)
 	}
 	r.dirty(was.addresses...)
 	if was.local {
@@ -426,7 +437,7 @@ func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
 	was.class.pods = slices.Delete(l, len(l)-1, len(l))
 	r.discard(was.class)
 	if now == nil {
-		delete(r.pods, key)
+		delete(r.pods, podKey{was.class.namespace, was.name})
 	}
 }
 
@@ -505,17 +516,13 @@ func comparePorts(a, b port) int {
 
 // classOf returns the class with these labels and ports, a new one if there is none.
 func (r *Resolver) classOf(ns string, l labelSet, ports []port) *class {
-	n := r.namespace(ns)
-	sum := maphash.Comparable(r.seed, [2]string{ns, string(l)})
-	for _, p := range ports {
-		sum += maphash.Comparable(r.seed, p)
-	}
+	n, sum := r.namespace(ns), r.hashOf(ns, l, ports)
 	for c := r.classes[sum]; c != nil; c = c.next {
 		if c.namespace == n && c.labels == l && slices.Equal(c.ports, ports) {
 			return c
 		}
 	}
-	c := &class{namespace: n, labels: l, ports: ports, hash: sum, next: r.classes[sum], at: len(n.classes),
+	c := &class{namespace: n, labels: l, ports: r.sharePorts(ports), next: r.classes[sum], at: int32(len(n.classes)),
 		signature: r.nothing}
 	r.classes[sum] = c
 	n.classes = append(n.classes, c)
@@ -524,20 +531,42 @@ func (r *Resolver) classOf(ns string, l labelSet, ports []port) *class {
 	return c
 }
 
+// hashOf returns the hash of a class.
+func (r *Resolver) hashOf(namespace string, l labelSet, ports []port) uint64 {
+	return maphash.Comparable(r.seed, [2]string{namespace, string(l)}) + r.hashPorts(ports)
+}
+
+func (r *Resolver) hashPorts(l []port) (sum uint64) {
+	for _, p := range l {
+		sum += maphash.Comparable(r.seed, p)
+	}
+	return sum
+}
+
+// sharePorts returns l, or an equal list that has come before.
+func (r *Resolver) sharePorts(l []port) []port {
+	recent := &r.portLists[r.hashPorts(l)%uint64(len(r.portLists))]
+	if !slices.Equal(*recent, l) {
+		*recent = l
+	}
+	return *recent
+}
+
 // discard forgets c if it has no pods.
 func (r *Resolver) discard(c *class) {
 	if len(c.pods) > 0 {
 		return
 	}
-	if first := r.classes[c.hash]; first != c {
+	sum := r.hashOf(c.namespace.name, c.labels, c.ports)
+	if first := r.classes[sum]; first != c {
 		for first.next != c {
 			first = first.next
 		}
 		first.next = c.next
 	} else if c.next != nil {
-		r.classes[c.hash] = c.next
+		r.classes[sum] = c.next
 	} else {
-		delete(r.classes, c.hash)
+		delete(r.classes, sum)
 	}
 	n := c.namespace
 	last := n.classes[len(n.classes)-1]
@@ -578,20 +607,65 @@ func (r *Resolver) countNumbers(c *class, n int) {
 	}
 }
 
-// address is what is known of an address.
+// address is what is known of an address. Most are one pod's elsewhere, so that it has little.
 type address struct {
 	netip.Addr
-	dirty bool
-	pods  []*pod
-	nodes []*node
-	own   bool     // by Config.Addresses
-	names []string // of DNS, sorted
-
-	within    within
+	pod       *pod // one that has it, nil: none
+	piece     *piece
 	signature *signature // what its part says; nil: none
 	peer      *model.Peer
-	subject   *model.Subject
-	bridge    string // by which the subject is reached, "" if by none
+	rare      *rare // nil: it is zero
+	dirty     bool
+}
+
+// rare is what is known of few addresses.
+type rare struct {
+	pods    []*pod // further ones that have it
+	nodes   []*node
+	own     bool     // by Config.Addresses
+	names   []string // of DNS, sorted
+	subject *model.Subject
+	bridge  string // by which the subject is reached, "" if by none
+}
+
+var nothingRare rare
+
+// has returns what is rare about x, to be read.
+func (x *address) has() *rare {
+	if x.rare == nil {
+		return &nothingRare
+	}
+	return x.rare
+}
+
+// set returns what is rare about x, to be changed.
+func (x *address) set() *rare {
+	if x.rare == nil {
+		x.rare = &rare{}
+	}
+	return x.rare
+}
+
+// addPod adds a pod that has x.
+func (x *address) addPod(p *pod) {
+	if x.pod == nil {
+		x.pod = p
+	} else {
+		x.set().pods = append(x.has().pods, p)
+	}
+}
+
+// removePod removes one that had x.
+func (x *address) removePod(p *pod) {
+	l := x.has().pods
+	if x.pod != p {
+		x.rare.pods = slices.DeleteFunc(l, func(o *pod) bool { return o == p })
+		return
+	}
+	if x.pod = nil; len(l) > 0 {
+		x.pod = l[0]
+		x.rare.pods = slices.Delete(l, 0, 1)
+	}
 }
 
 // address returns what is known of a, new if nothing was. It is forgotten when settled.
@@ -615,7 +689,10 @@ func sorted(l []*address) []*address {
 
 // podAt returns the pod that has the address, nil if none does that counts.
 func (r *Resolver) podAt(x *address) (best *pod) {
-	for _, p := range x.pods {
+	if x.pod != nil && r.known(x.pod.class.namespace) {
+		best = x.pod
+	}
+	for _, p := range x.has().pods {
 		if r.known(p.class.namespace) && (best == nil || p.before(best)) {
 			best = p
 		}

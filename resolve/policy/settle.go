@@ -277,9 +277,10 @@ func (r *Resolver) updateAddress(x *address) {
 	x.dirty = false
 	pod := r.podAt(x)
 	r.updateSubject(x, pod)
-	x.within = r.withinAt(x.Addr)
-	around, now := x.within.signature, r.signatureAt(x, pod)
-	if x.within.single { // the piece is no part of its own, but this address's
+	x.piece = r.pieceAt(x.Addr)
+	in := r.within(x.piece)
+	around, now := in.signature, r.signatureAt(x, pod)
+	if in.single { // the piece is no part of its own, but this address's
 		if now == nil {
 			now = around
 		}
@@ -295,13 +296,13 @@ func (r *Resolver) updateAddress(x *address) {
 	if x.signature != now || x.peer != nil && x.peer.Name != name {
 		r.updatePeer(&x.peer, &x.signature, now, model.Range{First: x.Addr, Last: x.Addr}, name)
 	}
-	if !x.known(pod) && len(x.pods)+len(x.names) == 0 && x.peer == nil && x.subject == nil {
+	if !x.known(pod) && x.pod == nil && len(x.has().names) == 0 && x.peer == nil && x.has().subject == nil {
 		delete(r.addresses, x.Addr)
 	}
 }
 
 // known reports whether x is an address of a pod that counts, or of a node.
-func (x *address) known(pod *pod) bool { return pod != nil || len(x.nodes) > 0 || x.own }
+func (x *address) known(pod *pod) bool { return pod != nil || len(x.has().nodes) > 0 || x.has().own }
 
 // signatureAt returns what matches x as an address of a pod, nodes or domain names, nil if it is none's.
 func (r *Resolver) signatureAt(x *address, pod *pod) *signature {
@@ -310,14 +311,14 @@ func (r *Resolver) signatureAt(x *address, pod *pod) *signature {
 		if named == r.nothing {
 			return nil
 		}
-		return r.union(x.within.signature, named)
+		return r.union(r.within(x.piece).signature, named)
 	}
-	s := r.union(x.within.known, named)
+	s := r.union(r.within(x.piece).known, named)
 	if pod != nil {
 		s = r.union(s, pod.class.signature)
 		s = r.union(s, r.inBlocks(x.Addr, pod.class))
 	}
-	for _, n := range x.nodes {
+	for _, n := range x.has().nodes {
 		s = r.union(s, n.class.signature)
 	}
 	return s
@@ -345,12 +346,12 @@ func (r *Resolver) nameOf(x *address, pod *pod) string {
 	switch {
 	case pod != nil:
 		return "pod " + pod.String()
-	case len(x.nodes) > 0:
-		return "node " + x.nodes[0].name
-	case x.own:
+	case len(x.has().nodes) > 0:
+		return "node " + x.has().nodes[0].name
+	case x.has().own:
 		return "this node"
-	case len(x.names) > 0:
-		return "name " + x.names[0]
+	case len(x.has().names) > 0:
+		return "name " + x.has().names[0]
 	}
 	return r.pieceAt(x.Addr).name
 }
@@ -393,14 +394,14 @@ func (r *Resolver) updateSubject(x *address, pod *pod) {
 			}
 		}
 	}
-	was := x.subject
+	was := x.has().subject
 	if was == now || was != nil && now != nil && *was == *now {
 		return
 	}
 	if device := r.entries[x.Addr]; device != "" {
 		r.dirtyDevices[device] = struct{}{}
 	}
-	if x.subject = now; was != nil {
+	if x.set().subject = now; was != nil {
 		r.del(was)
 	}
 	if now != nil {
@@ -485,7 +486,7 @@ func (r *Resolver) collect() {
 		used[p.signature], used[p.known] = true, true
 	}
 	for _, x := range r.addresses {
-		used[x.signature], used[x.within.known], used[x.within.signature] = true, true, true
+		used[x.signature] = true
 	}
 	maps.DeleteFunc(r.signatures, func(_ string, s *signature) bool {
 		unused := !used[s] && s.users == 0
@@ -536,10 +537,11 @@ func (r *Resolver) rebuild() {
 		if x.peer != nil {
 			r.del(x.peer)
 		}
-		if x.subject != nil {
-			r.del(x.subject)
+		if s := x.has().subject; s != nil {
+			r.del(s)
+			x.rare.subject = nil
 		}
-		x.peer, x.subject, x.signature, x.within = nil, nil, nil, within{}
+		x.peer, x.signature, x.piece = nil, nil, nil
 		r.dirty(x)
 	}
 	r.stalePieces = true
@@ -597,8 +599,8 @@ func (r *Resolver) Policies() *model.Policies {
 		s.Devices[name] = d
 	}
 	for _, x := range r.addresses {
-		if x.subject != nil {
-			s.Subjects[x.Addr] = x.subject
+		if subject := x.has().subject; subject != nil {
+			s.Subjects[x.Addr] = subject
 		}
 		if x.peer != nil {
 			s.Singles[x.Addr] = x.peer
