@@ -91,14 +91,15 @@ func same(a, b *rest.Config) bool {
 // client speaks with the API server, as the files say that were read last.
 type client struct {
 	access  Access
-	largest int64 // bytes of an answer that is no watch
+	wrap    func(*rest.Config) // Options.Wrap
+	largest int64              // bytes of an answer that is no watch
 	mu      sync.Mutex
 	config  *rest.Config
 	groups  map[schema.GroupVersion]rest.Interface
 }
 
-func open(a Access) (*client, error) {
-	c := &client{access: a, largest: largest}
+func open(o Options) (*client, error) {
+	c := &client{access: o.Access, wrap: o.Wrap, largest: largest}
 	return c, c.renew()
 }
 
@@ -113,7 +114,7 @@ func (c *client) renew() error {
 	if c.config != nil && same(c.config, config) {
 		return nil
 	}
-	groups, err := connect(config, c.largest)
+	groups, err := connect(config, c.largest, c.wrap)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.access, err)
 	}
@@ -179,8 +180,12 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // connect makes clients that share their connections. It sends nothing yet.
-func connect(config *rest.Config, largest int64) (map[schema.GroupVersion]rest.Interface, error) {
+func connect(config *rest.Config, largest int64, wrap func(*rest.Config)) (map[schema.GroupVersion]rest.Interface,
+	error) {
 	config = rest.CopyConfig(config)
+	if wrap != nil {
+		wrap(config)
+	}
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return bounded{rt, largest} })
 	web, err := rest.HTTPClientFor(config)
 	if err != nil {

@@ -22,7 +22,7 @@ type property struct {
 // NodePeers reports whether the server's ClusterNetworkPolicies have nodes as peers, which is a field of the
 // experimental channel of their definition. It is an error where the server publishes no schema of the kind.
 func (s *Source) NodePeers(ctx context.Context) (bool, error) {
-	c, err := open(s.options.Access)
+	c, err := open(s.options)
 	if err != nil {
 		return false, err
 	}

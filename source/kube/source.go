@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/rest"
 
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/strip"
@@ -28,6 +29,8 @@ type Options struct {
 	Pods  bool // nothing begins without this node's Pods; they are read too, where Kinds hasn't all
 
 	Log *slog.Logger // of what is no problem; nil: nowhere
+	// Wrap changes a configuration before connections are made, such as to count what they carry; nil: nothing does.
+	Wrap func(*rest.Config)
 
 	// NamespaceBytes and Bytes bound the weight of the Services, and of the EndpointSlices, of one namespace and of
 	// all, in bytes of memory. Each should be above what one object can weigh: 16 MiB. 0 is the default.
@@ -74,7 +77,7 @@ const patience = 5 * time.Second
 // Run returns what there is and then each change, until ctx ends. Only an access that can't be read at first is an
 // error.
 func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
-	c, err := open(s.options.Access)
+	c, err := open(s.options)
 	if err != nil {
 		return err
 	}
@@ -108,7 +111,7 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 // read are a problem, as are policies that Fairlead doesn't evaluate.
 func (s *Source) Load(ctx context.Context,
 	withPods bool) (objects []source.Object, problems []source.Problem, err error) {
-	c, err := open(s.options.Access)
+	c, err := open(s.options)
 	if err != nil {
 		return nil, nil, err
 	}
