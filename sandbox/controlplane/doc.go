@@ -3,6 +3,6 @@
 // built here.
 //
 // Clients come with certificates, permissions are RBAC's, and all that is written stays in one folder. etcd does not
-// wait for the disk, and priority and fairness are off: it is for tests and the lab, for hours at most. Its processes
-// end with the one that started them.
+// wait for the disk, and priority and fairness are off unless asked for: it is for tests and the lab, for hours at
+// most. Its processes end with the one that started them.
 package controlplane

@@ -34,6 +34,7 @@ type Options struct {
 	Dir     string         // absolute path of a folder that exists: data, certificates, kubeconfigs, logs
 	Node    string         // kube-controller-manager and kube-scheduler by its first argument, for StartManager
 	Pods    []netip.Prefix // ranges from which StartManager assigns podCIDRs; none: it assigns none
+	Fair    bool           // with priority and fairness, as API servers are by default
 }
 
 // Plane is a control plane.
@@ -124,7 +125,8 @@ func (p *Plane) StartServer(ctx context.Context, port int) error {
 		admission, "--kubelet-preferred-address-types=InternalIP",
 		"--kubelet-client-certificate="+p.File("kubelet-client.crt"),
 		"--kubelet-client-key="+p.File("kubelet-client.key"),
-		"--enable-priority-and-fairness=false", "--endpoint-reconciler-type="+endpoints, "--cert-dir="+p.Dir)
+		fmt.Sprintf("--enable-priority-and-fairness=%t", p.Fair), "--endpoint-reconciler-type="+endpoints,
+		"--cert-dir="+p.Dir)
 	if err != nil {
 		return err
 	}

@@ -31,11 +31,16 @@ func (p *Plane) startProgram(name, program string, args ...string) error {
 	return nil
 }
 
-// ended is closed when a process has ended; nil if there is none of that name.
-func (p *Plane) ended(name string) <-chan struct{} {
+// Process returns a process by its name, such as ServerName's; nil if there is none.
+func (p *Plane) Process(name string) *child.Process {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r := p.running[name]; r != nil {
+	return p.running[name]
+}
+
+// ended is closed when a process has ended; nil if there is none of that name.
+func (p *Plane) ended(name string) <-chan struct{} {
+	if r := p.Process(name); r != nil {
 		return r.Ended()
 	}
 	return nil
