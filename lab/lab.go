@@ -14,6 +14,7 @@
 //	balance      how evenly each scheduler spreads connections, and which clients a hash moves when a backend goes
 //	control      what it takes to keep a node as an API server says, beside a real kube-proxy
 //	attach       what a CNI plugin takes to connect a pod, beside bridge and ptp with host-local
+//	fleet        what all agents of a cluster cost its API server: bytes while it changes, a start of all at once
 //
 // The line is: an experiment (lab/experiment/NAME) measures on a testbed (lab/testbed) and writes a result
 // (lab/result), of which lab/analysis computes what follows, and lab/report makes what people read. Below these stand
@@ -32,6 +33,7 @@ import (
 	"fairlead.dev/fairlead/lab/experiment/connect"
 	"fairlead.dev/fairlead/lab/experiment/containers"
 	"fairlead.dev/fairlead/lab/experiment/control"
+	"fairlead.dev/fairlead/lab/experiment/fleet"
 	"fairlead.dev/fairlead/lab/experiment/policies"
 	"fairlead.dev/fairlead/lab/experiment/romana"
 	"fairlead.dev/fairlead/lab/experiment/services"
@@ -43,7 +45,7 @@ import (
 func Experiments() []experiment.Experiment {
 	return []experiment.Experiment{services.Experiment, tigera.Experiment, connect.Experiment, centurylink.Experiment,
 		romana.Experiment, policies.Experiment, containers.Experiment, balance.Experiment, control.Experiment,
-		attach.Experiment}
+		attach.Experiment, fleet.Experiment}
 }
 
 // Run runs an experiment and returns the folder with its results and reports. Where ctx ends before the run does, all

@@ -15,7 +15,7 @@ import (
 
 // units are how many base units stand in the units that people read.
 var units = map[string]float64{"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "Gbit/s": 1.25e8, "ns/B": 1, "ms/Gbit": 0.008,
-	"KiB": 1 << 10,
+	"kB": 1e3, "kB/s": 1e3, "KiB": 1 << 10,
 	"MiB": 1 << 20, "%": 0.01, "": 1}
 
 // in converts to a unit; one that is not known stands for itself.
