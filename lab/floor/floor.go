@@ -34,8 +34,8 @@ type Device struct {
 
 // What the programs return: that all goes on as without them.
 const (
-	permit = 1  // connect()
-	next   = -1 // to the next program at a device (TCX_NEXT)
+	proceed = 1  // connect()
+	next    = -1 // to the next program at a device (TCX_NEXT)
 )
 
 // Offsets of the kernel's contexts (uapi/linux/bpf.h) and of IPv4's destination behind Ethernet's header.
@@ -142,7 +142,7 @@ func atConnect(table *ebpf.Map) (code asm.Instructions) {
 	if table != nil {
 		code = append(code, asm.LoadMem(asm.R2, asm.R1, userIP4, asm.Word))
 	}
-	return append(append(code, lookup(table)...), asm.Mov.Imm(asm.R0, permit), asm.Return())
+	return append(append(code, lookup(table)...), asm.Mov.Imm(asm.R0, proceed), asm.Return())
 }
 
 // atDevice returns the program at devices.
