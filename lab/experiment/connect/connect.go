@@ -88,7 +88,8 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 	if !o.Exact {
 		compared = timedLayouts
 	}
-	s, err := experiment.NewGrid(ctx, b, o, p.Services, 0, compared, experiment.ArmEBPF, experiment.ArmNFTables, "iptables")
+	s, err := experiment.NewGrid(ctx, b, o, p.Services, 0, compared,
+		experiment.ArmEBPF, experiment.ArmNFTables, "iptables")
 	if err != nil {
 		return nil, err
 	}
