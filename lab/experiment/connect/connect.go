@@ -75,21 +75,11 @@ type trial struct {
 	exact   bool            // instructions are counted
 }
 
-// Layouts of kube-proxy's rules that are compared with, and those of them where time is measured: a walk through caches
-// before each connection takes long.
-var (
-	layouts      = []classic.Layout{classic.IPTables19, classic.IPTables, classic.NFTables}
-	timedLayouts = layouts[:2]
-)
+var layouts = []classic.Layout{classic.IPTables19, classic.IPTables, classic.NFTables}
 
 // newTrial finds out what this machine can do.
 func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p profile) (experiment.Trial, error) {
-	compared := layouts
-	if !o.Exact {
-		compared = timedLayouts
-	}
-	s, err := experiment.NewGrid(ctx, b, o, p.Services, 0, compared,
-		experiment.ArmEBPF, experiment.ArmNFTables, "iptables")
+	s, err := experiment.NewGrid(ctx, b, o, p.Services, 0, layouts, experiment.ArmEBPF, experiment.ArmNFTables, "iptables")
 	if err != nil {
 		return nil, err
 	}
@@ -243,9 +233,6 @@ func (r *trial) Design() result.Design {
 		Method: r.method(),
 		Missing: append(experiment.NotMeasured(r.grid.Cannot),
 			"Other numbers of Services, HTTP, processor time: the experiment tigera has them."),
-	}
-	if !r.exact {
-		d.Missing = append(d.Missing, "kube-proxy's nftables rules: they are counted (--exact), and tigera has their times.")
 	}
 	if p.Counted > 0 {
 		d.Missing = append(d.Missing, "The run time of sendmsg6, which Linux calls for IPv6 addresses alone: there are none "+
