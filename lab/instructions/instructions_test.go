@@ -123,6 +123,8 @@ func TestPartOf(t *testing.T) {
 		"tcx_run;bpf_prog_6deef7357e7b4530_arrive_14":      "devices",
 		"bpf_prog_0011223344556677_apply_policy;array_map": "policy",
 		"nf_hook_slow;bpf_prog_0011223344556677_policy;bpf_prog_8899aabbccddeeff_parse;array_map": "policy",
+		"bpf_prog_0011223344556677_policy;bpf_prog_8899aabbccddeeff_evaluate_connection":          "policy",
+		"nf_hook_slow;ipt_do_table;tcp_mt":                                                        "iptables",
 		"bpf_prog_0011223344556677_arrive;bpf_prog_8899aabbccddeeff_parse":                        "devices",
 		"bpf_prog_0011223344556677_connect4;htab_map_hash":                                        "sockets",
 		"idle": Rest,
