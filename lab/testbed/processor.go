@@ -73,6 +73,21 @@ func ProcessorTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
+// Spent returns the processor time that used counts while something goes on, and how long that goes on.
+func Spent(used func() (time.Duration, error), something func() error) (spent, wall time.Duration, err error) {
+	before, err := used()
+	if err != nil {
+		return 0, 0, err
+	}
+	begin := time.Now()
+	if err := something(); err != nil {
+		return 0, 0, err
+	}
+	wall = time.Since(begin)
+	after, err := used()
+	return after - before, wall, err
+}
+
 var started = time.Now()
 
 // Clock returns what measures work that this process does itself, or by commands that it waits for: the time; in an

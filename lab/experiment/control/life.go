@@ -80,17 +80,7 @@ func (l *life) rest(ctx context.Context) error {
 
 // spent is what the subject used of processors while something went on, and how long that went on.
 func (l *life) spent(something func() error) (used, wall time.Duration, err error) {
-	before, err := l.instance.used()
-	if err != nil {
-		return 0, 0, err
-	}
-	begin := time.Now()
-	if err := something(); err != nil {
-		return 0, 0, err
-	}
-	wall = time.Since(begin)
-	after, err := l.instance.used()
-	return after - before, wall, err
+	return testbed.Spent(l.instance.used, something)
 }
 
 // changes moves the probe's endpoint, each time from rest.

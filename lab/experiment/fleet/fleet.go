@@ -50,12 +50,12 @@ type profile struct {
 	Name   string
 	Fleet  generate.Fleet
 	Agents []int         // numbers of sources, rising
-	Churns []int         // numbers of nodes whose churn the most agents follow, beside that of whole
+	Churns []int         // numbers of nodes: the most agents follow the churn of so many, beside that of whole
 	Window time.Duration // of each churn
 	Rounds int
 }
 
-// whole is the number of nodes whose churn all agents follow: the most that Kubernetes supports.
+// whole is the number of nodes of the churn that all agents follow: the most that Kubernetes supports.
 const whole = 5000
 
 var (
@@ -126,7 +126,7 @@ func (t *trial) Steps(out *result.Writer) []experiment.Step {
 	return *l
 }
 
-// churns returns the numbers of nodes whose churn n agents follow.
+// churns returns the numbers of nodes of which n agents follow the churn, each in turn.
 func (t *trial) churns(n int) (l []int) {
 	if n == slices.Max(t.profile.Agents) {
 		l = t.profile.Churns
@@ -209,17 +209,7 @@ func (t *trial) used() (time.Duration, error) {
 
 // spent returns the API server's processor time while something goes on, and how long that went on.
 func (t *trial) spent(something func() error) (used, wall time.Duration, err error) {
-	before, err := t.used()
-	if err != nil {
-		return 0, 0, err
-	}
-	begin := time.Now()
-	if err := something(); err != nil {
-		return 0, 0, err
-	}
-	wall = time.Since(begin)
-	after, err := t.used()
-	return after - before, wall, err
+	return testbed.Spent(t.used, something)
 }
 
 // params are those of a block of so many agents that follow the churn of so many nodes.
