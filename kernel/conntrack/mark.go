@@ -83,7 +83,7 @@ func (c *Conn) remark(mask, without uint32, f func(Tracked) uint32) (changed int
 
 // each calls change with each tracked connection of both families, or those that only's attributes select, and sends
 // the requests that it adds to a batch while the table is still read; at most a few batches of them are held at once.
-// It returns how many were done; one whose connection has ended is none, and no error.
+// It returns how many were done; that a connection has ended meanwhile counts as none, and is no error.
 func (c *Conn) each(only func(*netlink.Buffer), change func(*netlink.Batch, Tracked, entry)) (done int, err error) {
 	batches := make(chan *netlink.Batch)
 	var failed error // like done the writer's, until it has ended

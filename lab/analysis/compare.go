@@ -167,8 +167,7 @@ func comparable(a, b result.Manifest) error {
 	if a.Design.Exact != b.Design.Exact {
 		names := map[bool]string{a.Design.Exact: "A", b.Design.Exact: "B"}
 		return fmt.Errorf("can't compare: %s counts instructions and %s measures times; run the experiment of %[2]s again "+
-			"with --exact, or compare each with a run of its own kind (fairlead lab page has both kinds beside each other)",
-			names[true], names[false])
+			"with --exact, or compare each with a run of its own kind", names[true], names[false])
 	}
 	for _, x := range []struct{ what, a, b, do string }{
 		{"experiment", a.Design.ID, b.Design.ID, "compare two runs of one experiment"},

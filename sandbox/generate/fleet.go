@@ -74,7 +74,7 @@ func (f Fleet) podAddress(i, generation int) string {
 // digest returns a text as long as an image's digest.
 func digest(of string) string { return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(of))) }
 
-// Node returns the i-th Node, whose kubelet reported at a time.
+// Node returns the i-th Node as its kubelet reported it at a time.
 func (f Fleet) Node(i int, at time.Time) *corev1.Node {
 	name, beat := fleetNode(i), metav1.NewTime(at)
 	pods := netip.AddrFrom4([4]byte{10, byte(128 + i>>8), byte(i), 0}).String() + "/24"
@@ -162,7 +162,7 @@ func image(app int) string {
 	return fmt.Sprintf("registry.example.com/team-%02d/%s:v1.2.3", app%20, name(app))
 }
 
-// Waiting returns a pod whose containers a kubelet creates.
+// Waiting returns a pod of which a kubelet creates the containers.
 func Waiting(p *corev1.Pod) *corev1.Pod {
 	return report(p, corev1.PodPending, false, corev1.ContainerState{
 		Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}})
@@ -176,7 +176,7 @@ func Running(p *corev1.Pod, ready bool) *corev1.Pod {
 	return r
 }
 
-// Ended returns a pod whose containers have ended.
+// Ended returns a pod of which the containers have ended.
 func Ended(p *corev1.Pod) *corev1.Pod {
 	r := report(p, corev1.PodSucceeded, false, corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
 		Reason: "Completed", StartedAt: metav1.Unix(0, 0), FinishedAt: metav1.Unix(0, 0),

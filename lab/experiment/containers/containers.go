@@ -126,7 +126,7 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 }
 
 // leavesOut reports whether a profile has no such arm: an emulated processor's times say nothing of limits, and agents
-// start slowly there, whose paths are on every kernel. Instructions are counted of these, too.
+// start slowly there, and their paths are on every kernel. Instructions are counted of these, too.
 func (p profile) leavesOut(a arm) bool { return p.App == 0 && (a.limit > 0 || a.agent && !p.Exact) }
 
 // try returns why this machine can't make an arm, "" if it can.
