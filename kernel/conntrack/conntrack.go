@@ -76,18 +76,15 @@ func (c *Conn) Invalid() (packets uint64, err error) {
 	return packets, nil
 }
 
-// Cut removes the flows of both families that match says, and returns their number: the table is read once. A packet of
-// such a flow that comes later is the first of a new one. A flow that ends meanwhile is no error.
+// Cut removes the flows of both families that match says, by their tuples, and returns their number: the table is read
+// once. A packet of such a flow that comes later is the first of a new one. A flow that ends meanwhile is no error.
 func (c *Conn) Cut(match func(Flow) bool) (int, error) {
 	n, err := c.each(nil, func(b *netlink.Batch, t Tracked, e entry) {
 		if !match(t.Flow) {
 			return
 		}
 		said := func() string { return fmt.Sprintf("cut %d %s > %s", t.Protocol, t.Source, t.Destination) }
-		b.Add(unix.NFNL_SUBSYS_CTNETLINK<<8|msgDelete, 0, said, func(b *netlink.Buffer) {
-			e.name(b, t.Zone)
-			b.Bytes(ctaID, e.id)
-		})
+		b.Add(unix.NFNL_SUBSYS_CTNETLINK<<8|msgDelete, 0, said, func(b *netlink.Buffer) { e.name(b, t.Zone) })
 	})
 	if err != nil {
 		return n, fmt.Errorf("conntrack: cut flows: %w", err)

@@ -29,7 +29,7 @@ func (c *Conn) Each(f func(Tracked)) error {
 const (
 	msgNew, msgGet, msgDelete              = 0, 1, 2
 	ctaOriginal, ctaReply, ctaProtoinfo    = 1, 2, 4
-	ctaMark, ctaID, ctaZone, ctaMarkMask   = 8, 12, 18, 21
+	ctaMark, ctaZone, ctaMarkMask          = 8, 18, 21
 	ctaTupleIP, ctaTupleProto              = 1, 2
 	ctaProtoNumber, ctaSrcPort, ctaDstPort = 1, 2, 3
 	ctaInfoTCP, ctaTCPState, ctaTCPFlags   = 1, 1, 4
@@ -125,10 +125,11 @@ func (c *Conn) each(only func(*netlink.Buffer), change func(*netlink.Batch, Trac
 	return done, errors.Join(err, failed)
 }
 
-// entry is what names a connection's entry in the kernel.
+// entry is what names a connection's entry in the kernel. Its number (CTA_ID) is left out: with it, removal left
+// entries behind in mode ebpf, where packets without an answer followed.
 type entry struct {
-	family    uint8
-	tuple, id []byte // its original direction, and the number that no later entry of that tuple has
+	family uint8
+	tuple  []byte // its original direction
 }
 
 // name appends what says which entry a request is about.
@@ -158,8 +159,6 @@ func tracked(b []byte) (t Tracked, e entry, ok bool) {
 			t.Midstream = len(flags) > 0 && len(reply) > 0 && flags[0]&reply[0]&liberal != 0
 		case ctaMark:
 			t.Mark = uint32(netlink.BE(v))
-		case ctaID:
-			e.id = v
 		case ctaZone:
 			t.Zone = uint16(netlink.BE(v))
 		}
