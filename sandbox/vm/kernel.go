@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -22,31 +23,65 @@ type Kernel struct {
 	Initrd  string // path; empty where the image has all that it takes to get at the host's files
 }
 
-// Series is a long-term series of kernels, such as 6.12.
+// Series is a series of kernels, such as 6.12.
 type Series string
 
 // Default is the second kernel, unless another is asked for.
 const Default Series = "6.12"
 
-// AllSeries returns the series that Prepare knows, in order of their names.
-func AllSeries() []Series { return slices.Sorted(maps.Keys(suites)) }
+// AllSeries returns the series that Prepare knows, the oldest first.
+func AllSeries() []Series {
+	return slices.SortedFunc(maps.Keys(suites), func(a, b Series) int { return compare(string(a), string(b)) })
+}
 
-// suites returns which of Debian's has a series' newest kernel, in the package that depends on it.
-var suites = map[Series]string{Default: "bookworm-backports", "6.1": "bookworm", "5.10": "bullseye"}
+// suites returns which of Debian's has a series' kernels.
+var suites = map[Series]string{"5.10": "bullseye", "6.1": "bookworm", Default: "bookworm-backports",
+	"6.18": "trixie-backports", "7.3": "trixie-backports"}
+
+// What the name of a kernel's package begins and ends with, its version in between.
+const (
+	image = "linux-image-"
+	cloud = "-cloud-amd64"
+)
+
+// compare compares versions by the numbers in them.
+func compare(a, b string) int {
+	numbers := func(s string) (l []int) {
+		for _, n := range strings.FieldsFunc(s, func(r rune) bool { return r < '0' || r > '9' }) {
+			i, _ := strconv.Atoi(n) // digits
+			l = append(l, i)
+		}
+		return l
+	}
+	return slices.Compare(numbers(a), numbers(b))
+}
+
+// newest returns the series' newest kernel's package of those names, "" if there is none.
+func (s Series) newest(names []string) string {
+	var l []string
+	for _, n := range names {
+		if strings.HasPrefix(n, image+string(s)+".") && strings.HasSuffix(n, cloud) {
+			l = append(l, n)
+		}
+	}
+	if len(l) == 0 {
+		return ""
+	}
+	return slices.MaxFunc(l, compare)
+}
 
 const (
-	meta   = "linux-image-cloud-amd64"
 	keys   = "/usr/share/keyrings/debian-archive-keyring.gpg"
 	mirror = "http://deb.debian.org/debian" // for a machine whose own sources name none
 )
 
 // Prepare returns the kernel to boot: the one in the cache ($FAIRLEAD_CACHE, or fairlead in the user's cache
-// directory), or else downloaded there with this machine's apt, about 34 MB, checked by apt's keys and never installed.
+// directory), or else downloaded there with this machine's apt, 34 to 49 MB, checked by apt's keys and never installed.
 // The system's apt configuration is read and stays as it is.
 func Prepare(ctx context.Context, series Series) (Kernel, error) {
 	suite, known := suites[series]
 	if !known {
-		return Kernel{}, fmt.Errorf("no kernel %q is known: there are %q", series, slices.Sorted(maps.Keys(suites)))
+		return Kernel{}, fmt.Errorf("no kernel %q is known: there are %q", series, AllSeries())
 	}
 	dir, err := cache()
 	if err != nil {
@@ -154,17 +189,17 @@ func (d download) to(dir, target string) error {
 	if _, err := d.apt(tmp, "apt-get", "update", "--error-on=any"); err != nil {
 		return err
 	}
-	depends, err := d.apt(tmp, "apt-cache", "depends", meta)
+	names, err := d.packages(tmp)
 	if err != nil {
 		return err
 	}
-	_, name, ok := strings.Cut(depends, "Depends: ")
-	if name, _, _ = strings.Cut(name, "\n"); !ok || !strings.HasPrefix(name, "linux-image-"+string(d.series)+".") {
-		return fmt.Errorf("%s of %s depends on %q, which is no kernel %s: set FAIRLEAD_CACHE to a directory that has one",
-			meta, d.suite, name, d.series)
+	root, release := filepath.Join(tmp, "root"), strings.TrimPrefix(names[0], image)
+	for _, n := range names {
+		if err := d.unpack(tmp, n, root); err != nil {
+			return err
+		}
 	}
-	root, release := filepath.Join(tmp, "root"), strings.TrimPrefix(name, "linux-image-")
-	if err := d.unpack(tmp, name, root); err != nil {
+	if err := arrange(root, release); err != nil {
 		return err
 	}
 	if _, err := output(d.ctx, tmp, "kmod", "depmod", "-b", root, release); err != nil {
@@ -177,6 +212,45 @@ func (d download) to(dir, target string) error {
 		return err
 	}
 	return os.Rename(root, target)
+}
+
+// packages returns the names of those that the series' newest kernel is made of, its image's first.
+func (d download) packages(tmp string) ([]string, error) {
+	all, err := d.apt(tmp, "apt-cache", "pkgnames", image+string(d.series)+".")
+	if err != nil {
+		return nil, err
+	}
+	name := d.series.newest(strings.Fields(all))
+	if name == "" {
+		return nil, fmt.Errorf("%s has no kernel %s (any more): set FAIRLEAD_CACHE to a directory that has one", d.suite,
+			d.series)
+	}
+	depends, err := d.apt(tmp, "apt-cache", "depends", "--important", name)
+	if err != nil {
+		return nil, err
+	}
+	names := []string{name}
+	for _, n := range strings.Fields(depends) { // since 6.19, files are in packages that the image's depends on
+		if strings.HasSuffix(n, "-"+strings.TrimPrefix(name, image)) && !slices.Contains(names, n) {
+			names = append(names, n)
+		}
+	}
+	return names, nil
+}
+
+// arrange puts files where kernels of bookworm have them: later ones have modules below /usr, and since 6.19 the image
+// beside them.
+func arrange(root, release string) error {
+	if usr := filepath.Join(root, "usr/lib"); exists(filepath.Join(usr, "modules")) {
+		if err := os.Rename(usr, filepath.Join(root, "lib")); err != nil {
+			return err
+		}
+	}
+	if beside := filepath.Join(root, "lib/modules", release, "vmlinuz"); exists(beside) {
+		return errors.Join(os.MkdirAll(filepath.Join(root, "boot"), 0o755),
+			os.Rename(beside, filepath.Join(root, "boot", "vmlinuz-"+release)))
+	}
+	return nil
 }
 
 // apt runs one of apt's programs in a directory that has all of its state.

@@ -176,9 +176,45 @@ func TestKernel(t *testing.T) {
 	}
 }
 
+// Of a suite's packages, the newest kernel of a series is the one to boot.
+func TestNewest(t *testing.T) {
+	names := []string{"linux-image-6.1.0-9-cloud-amd64", "linux-image-6.1.0-50-cloud-amd64", "linux-image-6.1.0-51-amd64",
+		"linux-image-6.12.90+deb12.1-cloud-amd64", "linux-image-6.12.95+deb12-cloud-amd64",
+		"linux-image-6.12.95+deb12-cloud-amd64-unsigned", "linux-image-6.12.9+deb12-cloud-amd64", "linux-image-cloud-amd64"}
+	for series, want := range map[Series]string{"6.1": names[1], "6.12": names[4], "6.2": ""} {
+		if got := series.newest(names); got != want {
+			t.Errorf("%s: %q, want %q", series, got, want)
+		}
+	}
+}
+
+// Files of every package's layout are where those of bookworm are.
+func TestArrange(t *testing.T) {
+	const release = "7.3.4+deb13-cloud-amd64"
+	for name, files := range map[string][]string{
+		"bookworm":      {"boot/vmlinuz-" + release, "lib/modules/" + release + "/modules.dep.bin"},
+		"modules apart": {"boot/vmlinuz-" + release, "usr/lib/modules/" + release + "/modules.dep.bin"},
+		"since 6.19":    {"usr/lib/modules/" + release + "/vmlinuz", "usr/lib/modules/" + release + "/modules.dep.bin"},
+	} {
+		root := t.TempDir()
+		for _, f := range files {
+			path := filepath.Join(root, f)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := arrange(root, release); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if k, err := at(root); err != nil || k.Release != release {
+			t.Errorf("%s: %+v, %v", name, k, err)
+		}
+	}
+}
+
 func TestUnknownSeries(t *testing.T) {
 	if _, err := Prepare(t.Context(), "6.13"); err == nil ||
-		!strings.Contains(err.Error(), `no kernel "6.13" is known: there are ["5.10" "6.1" "6.12"]`) {
+		!strings.Contains(err.Error(), `no kernel "6.13" is known: there are ["5.10" "6.1" "6.12" "6.18" "7.3"]`) {
 		t.Error(err)
 	}
 }

@@ -153,7 +153,8 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	}
 	labFlags(c, e, &o)
 	c.Flags().StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what "+
-		"this kernel lacks; or the series of another of Debian's; times there compare with nothing else")
+		"this kernel lacks; or another of Debian's by its series, one of "+strings.Join(kernels()[2:], ", ")+
+		"; times there compare with nothing else")
 	if e.Exact {
 		c.Flags().BoolVar(&o.Exact, "exact", false, "count instructions instead of time, in the second kernel: for one "+
 			"program the same numbers on every machine, however busy")

@@ -68,7 +68,7 @@ func TestUnknownKernelIsRejected(t *testing.T) {
 		c.SetArgs(append([]string{"run", "connect", "--out", t.TempDir()}, args...))
 		c.SilenceErrors, c.SilenceUsage = true, true
 		err := c.ExecuteContext(t.Context())
-		if err == nil || !strings.Contains(err.Error(), `invalid --kernel "4.19": use one of host, vm, 5.10, 6.1, 6.12`) {
+		if err == nil || !strings.Contains(err.Error(), `invalid --kernel "4.19": use one of host, vm, 5.10, 6.1, 6.12, 6.18, 7.3`) {
 			t.Errorf("%q: %v", args, err)
 		}
 	}
