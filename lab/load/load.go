@@ -69,6 +69,11 @@ func (p Thread) here(f func() error) error {
 	return p.Enter(f)
 }
 
+// Prefer puts a thread of another process, or of the kernel, before Realtime ones.
+func Prefer(pid int) error {
+	return unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 2}, 0)
+}
+
 // MayRealtime reports whether this process may run Realtime threads.
 func MayRealtime() bool { return Thread{Realtime: true}.Do(func() error { return nil }) == nil }
 

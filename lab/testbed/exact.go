@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 
 	"fairlead.dev/fairlead/lab/load"
@@ -100,6 +101,27 @@ func (t *Traffic) traceFile(round int, p *Pair, o Operation) (string, error) {
 		return "", nil
 	}
 	return t.out.Trace(result.Trace{Measure: o.Measure, Arm: p.Arm, Params: p.Params})
+}
+
+// preferSoftirqs puts the kernel's threads for softirqs before the load: kernels before 6.3 leave all packets to them
+// once one is to run, and on one processor a load of real-time priority would keep it waiting. Without that priority,
+// others' turns come into up to every other operation and move the median.
+func preferSoftirqs() error {
+	threads, _ := filepath.Glob("/proc/[0-9]*/comm") // the pattern is well-formed
+	for _, path := range threads {
+		b, err := os.ReadFile(path)
+		if err != nil || !strings.HasPrefix(string(b), "ksoftirqd/") {
+			continue // or it has ended
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err == nil {
+			err = load.Prefer(pid)
+		}
+		if err != nil {
+			return fmt.Errorf("prefer the thread %s: %w", strings.TrimSpace(string(b)), err)
+		}
+	}
+	return nil
 }
 
 // quiet keeps Go's collector out of what is counted: it collects between blocks alone.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/agent/mode"
@@ -67,14 +68,18 @@ func (b *Testbed) FarLoop(op load.Op, warm, block time.Duration) Loader {
 	}
 }
 
-// FindEngines tries the policy engines in a namespace of their own, and returns those that this machine can run.
-func (b *Testbed) FindEngines(ctx context.Context) (can []mode.Engine, cannot []Unable, err error) {
+// FindEngines tries the policy engines, or these of them, in a namespace of their own, and returns those that this
+// machine can run.
+func (b *Testbed) FindEngines(ctx context.Context, these ...string) (can []mode.Engine, cannot []Unable, err error) {
 	ns, err := NewNamespace(b.Name + "-try-policies")
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, RemoveNamespace(ns)) }()
 	for _, e := range mode.Engines() {
+		if len(these) > 0 && !slices.Contains(these, e.Name) {
+			continue
+		}
 		switch err := ns.Do(func() error { return e.Probe(ctx) }); {
 		case ctx.Err() != nil:
 			return nil, nil, ctx.Err()

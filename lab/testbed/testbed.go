@@ -167,6 +167,9 @@ func (b *Testbed) Isolate(remark func(string)) error {
 	}
 	if b.Config.Exact {
 		b.Defer(quiet())
+		if err := preferSoftirqs(); err != nil {
+			return err
+		}
 	}
 	if b.realtime = load.MayRealtime(); !b.realtime {
 		remark("Client and server may not have real-time priority here (CAP_SYS_NICE is missing): other threads can come " +

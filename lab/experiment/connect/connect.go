@@ -40,6 +40,9 @@ minutes, and root.`,
 		}
 		if o.Exact {
 			p.Rounds, p.Cold, p.Counted = experiment.ExactRounds, 0, 0
+			if o.Quick {
+				p.Policies = exactPolicies
+			}
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, o, p)
@@ -56,23 +59,25 @@ type profile struct {
 	Cold     int           // operations of a block with cold caches
 	Counted  int           // rounds in which programs' runs are counted
 	Each     int           // exchanges of a block in which they are
+	Policies int           // of the variant with some
 }
 
 var (
-	quick = profile{"quick", []int{10, 10000}, 15, 20 * time.Millisecond, 4 * time.Millisecond, 4, 5, 500}
-	full  = profile{"full", []int{10, 10000}, 101, 30 * time.Millisecond, 5 * time.Millisecond, 6, 21, 2000}
+	quick = profile{"quick", []int{10, 10000}, 15, 20 * time.Millisecond, 4 * time.Millisecond, 4, 5, 500, policies}
+	full  = profile{"full", []int{10, 10000}, 101, 30 * time.Millisecond, 5 * time.Millisecond, 6, 21, 2000, policies}
 )
 
 // trial is the experiment of that name at work.
 type trial struct {
-	bed     *testbed.Testbed
-	out     *result.Writer
-	traffic *testbed.Traffic
-	grid    *experiment.Grid
-	profile profile
-	memory  *load.Memory    // that is walked to make caches cold
-	nodes   []*testbed.Node // of variants
-	exact   bool            // instructions are counted
+	bed      *testbed.Testbed
+	out      *result.Writer
+	traffic  *testbed.Traffic
+	grid     *experiment.Grid
+	profile  profile
+	memory   *load.Memory    // that is walked to make caches cold
+	variants []variant       // of mode ebpf, if that is measured
+	nodes    []*testbed.Node // of variants
+	exact    bool            // instructions are counted
 }
 
 var layouts = []classic.Layout{classic.IPTables19, classic.IPTables, classic.NFTables}
@@ -85,6 +90,11 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 	}
 	b.Grouped, b.WithPods = true, true
 	c := &trial{bed: b, grid: s, profile: p, exact: o.Exact}
+	if slices.Contains(s.Modes, experiment.ArmEBPF) {
+		if err := c.findVariants(ctx); err != nil {
+			return nil, err
+		}
+	}
 	return c, c.mapMemory()
 }
 
@@ -114,7 +124,7 @@ func (r *trial) ProfileName() string { return r.profile.Name }
 func (r *trial) arms() []result.Arm {
 	l := slices.Concat(experiment.Baselines(), experiment.ModeArms(r.grid.Modes), experiment.LayoutArms(r.grid.Layouts))
 	if i := slices.IndexFunc(l, func(a result.Arm) bool { return a.ID == experiment.ArmEBPF }); i >= 0 {
-		for _, v := range variants {
+		for _, v := range r.variants {
 			i++
 			l = slices.Insert(l, i, v.arm)
 		}
@@ -133,12 +143,10 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 	p, l := r.profile, &experiment.Plan{}
 	r.grid.AddSteps(l, out)
 	var others []*testbed.Pair
-	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {
-		for _, v := range variants {
-			l.Add("starting "+v.arm.Title, time.Second/2+time.Duration(r.grid.Most())*300*time.Microsecond,
-				func(ctx context.Context) error { return r.startVariant(ctx, v) })
-			others = append(others, &testbed.Pair{Arm: v.arm.ID, Services: r.grid.Most()})
-		}
+	for _, v := range r.variants {
+		l.Add("starting "+v.arm.Title, time.Second/2+time.Duration(r.grid.Most())*300*time.Microsecond,
+			func(ctx context.Context) error { return r.startVariant(ctx, v) })
+		others = append(others, &testbed.Pair{Arm: v.arm.ID, Services: r.grid.Most()})
 	}
 	if r.exact {
 		for _, f := range floors {
@@ -335,7 +343,7 @@ func (r *trial) aims() (l []result.Aim) {
 			l = append(l, experiment.ConnectionAims(r.grid.Modes, r.grid.Layouts, by+experiment.SuffixCold)...)
 		}
 	}
-	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) {
+	if slices.Contains(r.grid.Modes, experiment.ArmEBPF) && r.profile.Policies == policies {
 		l = append(l, policiesAim)
 	}
 	return l

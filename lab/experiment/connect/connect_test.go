@@ -16,7 +16,7 @@ import (
 )
 
 func TestConnect(t *testing.T) {
-	p := profile{"tiny", []int{10, 20}, 2, 3 * time.Millisecond, time.Millisecond, 1, 2, 20}
+	p := profile{"tiny", []int{10, 20}, 2, 3 * time.Millisecond, time.Millisecond, 1, 2, 20, exactPolicies}
 	_, s := labtest.Run(t, nil, func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial,
 		error) {
 		return newTrial(ctx, b, o, p)
@@ -44,7 +44,7 @@ func TestConnect(t *testing.T) {
 		}
 	}
 	for _, m := range []string{"connect-pod", "crr-pod", "connect-pod-cold", "crr-pod-cold"} {
-		for _, v := range variants {
+		for _, v := range variantsOf(p.Policies) {
 			labtest.Number(t, s, m, v.arm.ID, testbed.ServiceParams(20))
 			if c, ok := s.Cell(strings.Replace(m, experiment.SuffixPod, "", 1), v.arm.ID, testbed.ServiceParams(20)); ok {
 				t.Errorf("a process of the node is measured by %s: %+v", v.arm.ID, c)

@@ -17,30 +17,36 @@ import (
 // variant is mode ebpf in another setting, at the greatest number of Services, for clients in pods alone.
 type variant struct {
 	arm     result.Arm
+	engine  string                 // of policies, that it takes; "": none
 	flags   []string               // of the agent
 	objects func() []source.Object // beside the Services; nil: none
 	metric  string                 // counts the packets that are redirected to the pod
 	some    bool                   // it must have counted some; otherwise none
 }
 
-// The variants' arms, and how many policies select the pod in the second.
+// The variants' arms, and how many policies select the pod in the second; in a quick exact run a few, since it takes an
+// emulated processor long to write them, and a connection's instructions hardly depend on their number.
 const (
-	armStack    = experiment.ArmEBPF + "-stack"
-	armPolicies = experiment.ArmEBPF + "-policies"
-	policies    = 10000
+	armStack      = experiment.ArmEBPF + "-stack"
+	armPolicies   = experiment.ArmEBPF + "-policies"
+	policies      = 10000
+	exactPolicies = 100
 )
 
-var variants = []variant{
-	{arm: result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: 8, // another's, which is never beside it
-		Text: "as ebpf, with --ebpf-fast-path Never: packets for pods go through the node's stack, as they do where " +
-			"something there looks at them"},
-		flags: []string{"--ebpf-fast-path", "Never"}, metric: `fairlead_packets_total{outcome="handed_over"}`},
-	{arm: result.Arm{ID: armPolicies, Title: "ebpf, policies", Style: 7,
-		Text: fmt.Sprintf("as ebpf, with the policy engine ebpf and %s NetworkPolicies that select the pod, each of which "+
-			"allows it a destination; the last one allows the servers", experiment.Thousands(policies))},
-		flags:   []string{"--policy-mode", "Enforce", "--policy-engine", "ebpf"},
-		objects: func() []source.Object { return experiment.EgressPolicies(policies) },
-		metric:  `fairlead_policy_ebpf_packets_total{outcome="redirected"}`, some: true},
+// variantsOf returns the variants, the second with so many policies.
+func variantsOf(policies int) []variant {
+	return []variant{
+		{arm: result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: 8, // another's, which is never beside it
+			Text: "as ebpf, with --ebpf-fast-path Never: packets for pods go through the node's stack, as they do where " +
+				"something there looks at them"},
+			flags: []string{"--ebpf-fast-path", "Never"}, metric: `fairlead_packets_total{outcome="handed_over"}`},
+		{arm: result.Arm{ID: armPolicies, Title: "ebpf, policies", Style: 7,
+			Text: fmt.Sprintf("as ebpf, with the policy engine ebpf and %s NetworkPolicies that select the pod, each of which "+
+				"allows it a destination; the last one allows the servers", experiment.Thousands(policies))},
+			engine: "ebpf", flags: []string{"--policy-mode", "Enforce", "--policy-engine", "ebpf"},
+			objects: func() []source.Object { return experiment.EgressPolicies(policies) },
+			metric:  `fairlead_policy_ebpf_packets_total{outcome="redirected"}`, some: true},
+	}
 }
 
 // policiesAim is the project's for a pod with policies, in the fast path.
@@ -49,8 +55,24 @@ var policiesAim = result.Aim{ID: "ebpf, policies, pod", Arm: armPolicies, Measur
 	Text: fmt.Sprintf("ebpf: a pod's connection at 10,000 Services under %s policies costs ≤ 1.0 × direct",
 		experiment.Thousands(policies))}
 
-func isVariant(arm string) bool {
-	return slices.ContainsFunc(variants, func(v variant) bool { return v.arm.ID == arm })
+func isVariant(arm string) bool { return arm == armStack || arm == armPolicies }
+
+// findVariants finds those that this machine can run.
+func (r *trial) findVariants(ctx context.Context) error {
+	for _, v := range variantsOf(r.profile.Policies) {
+		if v.engine != "" {
+			_, cannot, err := r.bed.FindEngines(ctx, v.engine)
+			if err != nil {
+				return err
+			}
+			if len(cannot) > 0 {
+				r.grid.Cannot = append(r.grid.Cannot, testbed.Unable{Name: v.arm.Title, Why: cannot[0].Why})
+				continue
+			}
+		}
+		r.variants = append(r.variants, v)
+	}
+	return nil
 }
 
 // startVariant starts its agent.
@@ -71,7 +93,7 @@ func (r *trial) startVariant(ctx context.Context, v variant) error {
 
 // checkVariants is an error where an arm was not what it is said to be.
 func (r *trial) checkVariants(context.Context) (err error) {
-	for i, v := range variants {
+	for i, v := range r.variants {
 		text, _, failed := r.nodes[i].Get("/metrics")
 		n := uint64(0)
 		if m := regexp.MustCompile("(?m)^" + regexp.QuoteMeta(v.metric) + ` (\S+)$`).FindSubmatch(text); m != nil {
