@@ -36,19 +36,42 @@ type budget struct {
 // space is a namespace's part of a budget.
 type space struct {
 	name   string
-	held   map[string]held
+	held   objects
 	weight int
-	young  youngest // the names held, and some that were; nil until one had to go
-	left   int      // number of objects left out
-	names  []string // the first of those
-	first  mark     // the oldest of those; what is younger is left out too
-	stale  bool     // what is left out is not known for sure
+	beyond *leftOut // nil until one had to go
+}
+
+// leftOut is what is left out of a space.
+type leftOut struct {
+	young youngest // the names held, and some that were; nil until one had to go
+	count int      // of the objects left out
+	names []string // the first of those
+	first mark     // the oldest of those; what is younger is left out too
+	stale bool     // what is left out is not known for sure
+}
+
+var nothingLeftOut leftOut
+
+// left returns what is left out of s, to be read.
+func (s *space) left() *leftOut {
+	if s.beyond == nil {
+		return &nothingLeftOut
+	}
+	return s.beyond
+}
+
+// leaves returns what is left out of s, to be changed.
+func (s *space) leaves() *leftOut {
+	if s.beyond == nil {
+		s.beyond = &leftOut{}
+	}
+	return s.beyond
 }
 
 // held describes an object that was delivered.
 type held struct {
 	version uint64 // 0: unknown
-	created int64  // in seconds
+	created int64  // in seconds, from 0 to 1<<32 - 1
 	weight  int
 }
 
@@ -79,7 +102,7 @@ func (b *budget) empty() *budget { return newBudget(b.each, b.total) }
 
 func (b *budget) get(n types.NamespacedName) (h held, ok bool) {
 	if s := b.spaces[n.Namespace]; s != nil {
-		h, ok = s.held[n.Name]
+		h, ok = s.held.get(n.Name)
 	}
 	return h, ok
 }
@@ -87,7 +110,7 @@ func (b *budget) get(n types.NamespacedName) (h held, ok bool) {
 func (b *budget) space(name string) *space {
 	s := b.spaces[name]
 	if s == nil {
-		s = &space{name: name, held: map[string]held{}}
+		s = &space{name: name}
 		b.spaces[name] = s
 	}
 	return s
@@ -98,17 +121,17 @@ func (b *budget) space(name string) *space {
 func (b *budget) put(n types.NamespacedName, h held, created bool) (out []types.NamespacedName) {
 	s := b.space(n.Namespace)
 	a := age{h.created, n.Name}
-	was, there := s.held[n.Name]
-	if s.left > 0 && s.first.compare(a) <= 0 {
+	was, there := s.held.get(n.Name)
+	if left := s.left(); left.count > 0 && left.first.compare(a) <= 0 {
 		b.drop(s, n.Name)
 		b.leave(s, mark{a, h.weight}, created || there)
 		return []types.NamespacedName{n}
 	}
-	s.held[n.Name] = h
+	s.held.set(n.Name, h)
 	s.weight += h.weight - was.weight
 	b.weight += h.weight - was.weight
-	if s.young != nil && (!there || was.created != h.created) {
-		heap.Push(&s.young, a)
+	if s.left().young != nil && (!there || was.created != h.created) {
+		heap.Push(&s.beyond.young, a)
 	}
 	for s.weight > b.each {
 		out = append(out, b.evict(s))
@@ -126,23 +149,23 @@ func (b *budget) remove(n types.NamespacedName) bool {
 		return false
 	}
 	if b.drop(s, n.Name) {
-		if len(s.held) == 0 && b.over[s.name] == nil {
+		if s.held.len() == 0 && b.over[s.name] == nil {
 			delete(b.spaces, s.name)
 		}
 		return true
 	}
 	if b.over[s.name] != nil {
-		s.left = max(0, s.left-1)
-		s.names = slices.DeleteFunc(s.names, func(name string) bool { return name == n.Name })
-		s.stale = s.stale || s.left == 0 || s.first.name == n.Name
+		l := s.leaves()
+		l.count = max(0, l.count-1)
+		l.names = slices.DeleteFunc(l.names, func(name string) bool { return name == n.Name })
+		l.stale = l.stale || l.count == 0 || l.first.name == n.Name
 	}
 	return false
 }
 
 // drop no longer holds an object of s, and reports whether it did.
 func (b *budget) drop(s *space, name string) bool {
-	h, ok := s.held[name]
-	delete(s.held, name)
+	h, ok := s.held.remove(name)
 	s.weight -= h.weight
 	b.weight -= h.weight
 	return ok
@@ -150,30 +173,32 @@ func (b *budget) drop(s *space, name string) bool {
 
 // leave records that an object of s is left out.
 func (b *budget) leave(s *space, m mark, count bool) {
-	if s.left == 0 || m.compare(s.first.age) <= 0 {
-		s.first = m
+	l := s.leaves()
+	if l.count == 0 || m.compare(l.first.age) <= 0 {
+		l.first = m
 	}
 	b.over[s.name] = s
-	if count || s.left == 0 {
-		s.left++
-		if len(s.names) < maxNames && !slices.Contains(s.names, m.name) {
-			s.names = append(s.names, m.name)
+	if count || l.count == 0 {
+		l.count++
+		if len(l.names) < maxNames && !slices.Contains(l.names, m.name) {
+			l.names = append(l.names, m.name)
 		}
 	}
 }
 
 // evict leaves out the youngest object of s.
 func (b *budget) evict(s *space) types.NamespacedName {
-	if s.young == nil || len(s.young) > 2*len(s.held)+64 {
-		s.young = make(youngest, 0, len(s.held))
-		for name, h := range s.held {
-			s.young = append(s.young, age{h.created, name})
+	l := s.leaves()
+	if l.young == nil || len(l.young) > 2*s.held.len()+64 {
+		l.young = make(youngest, 0, s.held.len())
+		for name, h := range s.held.all() {
+			l.young = append(l.young, age{h.created, name})
 		}
-		heap.Init(&s.young)
+		heap.Init(&l.young)
 	}
 	for {
-		a := heap.Pop(&s.young).(age)
-		if h, ok := s.held[a.name]; ok && h.created == a.created {
+		a := heap.Pop(&l.young).(age)
+		if h, ok := s.held.get(a.name); ok && h.created == a.created {
 			b.drop(s, a.name)
 			b.leave(s, mark{a, h.weight}, true)
 			return types.NamespacedName{Namespace: s.name, Name: a.name}
@@ -192,7 +217,8 @@ func (b *budget) heaviest() (most *space) {
 
 // due reports whether an object that was left out of s may fit by now.
 func (b *budget) due(s *space) bool {
-	return s.stale || s.weight+s.first.weight <= b.each && b.weight+s.first.weight <= b.total
+	l := s.left()
+	return l.stale || s.weight+l.first.weight <= b.each && b.weight+l.first.weight <= b.total
 }
 
 // replace takes what from, made of a list of the namespace alone, says of that namespace. live holds what was seen of
@@ -201,19 +227,20 @@ func (b *budget) replace(name string, from *budget, live map[string]bool) (out [
 	was, now := b.space(name), from.space(name)
 	b.weight -= was.weight
 	delete(b.over, name)
-	s := &space{name: name, held: map[string]held{}, left: now.left, names: now.names, first: now.first}
+	s := &space{name: name}
 	b.spaces[name] = s
-	if s.left > 0 {
+	if l := now.left(); l.count > 0 {
+		s.beyond = &leftOut{count: l.count, names: l.names, first: l.first}
 		b.over[name] = s
 	}
 	for object, there := range live {
-		if h, ok := was.held[object]; ok {
+		if h, ok := was.held.get(object); ok {
 			out = append(out, b.put(types.NamespacedName{Namespace: name, Name: object}, h, true)...)
 		} else if there {
-			s.stale, b.over[name] = true, s
+			s.leaves().stale, b.over[name] = true, s
 		}
 	}
-	for object, h := range now.held {
+	for object, h := range now.held.all() {
 		if _, newer := live[object]; !newer {
 			out = append(out, b.put(types.NamespacedName{Namespace: name, Name: object}, h, true)...)
 		}
@@ -230,7 +257,7 @@ func (b *budget) problems(r resource) (ps []source.Problem) {
 				"and all "+
 				"namespaces to %s, oldest first; delete objects of this namespace, or raise limits.namespaceBytes "+
 				"and limits.bytes",
-				about(s.left), r.GroupResource(), cmp.Or(strings.Join(s.names, ", "), "some deleted since"),
+				about(s.left().count), r.GroupResource(), cmp.Or(strings.Join(s.left().names, ", "), "some deleted since"),
 				size(b.each), size(b.total)),
 		})
 	}
@@ -272,7 +299,8 @@ func (l *youngest) Pop() any {
 
 // holding describes o, which has been stripped, of that resource version.
 func holding(o source.Object, version uint64) held {
-	return held{version: version, created: o.GetCreationTimestamp().Unix(), weight: weigh(o)}
+	created := min(max(o.GetCreationTimestamp().Unix(), 0), math.MaxUint32)
+	return held{version: version, created: created, weight: weigh(o)}
 }
 
 // weigh returns about how many bytes of memory o takes. What many objects share counts with each.

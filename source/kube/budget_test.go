@@ -27,7 +27,7 @@ func nameIn(namespace, name string) types.NamespacedName {
 
 // names returns what a namespace holds.
 func (b *budget) names(namespace string) []string {
-	return slices.Sorted(maps.Keys(b.space(namespace).held))
+	return slices.Sorted(maps.Keys(maps.Collect(b.space(namespace).held.all())))
 }
 
 // consistent checks that a budget is within its bounds and that its sums are right.
@@ -36,17 +36,17 @@ func (b *budget) consistent(t *testing.T) {
 	all := 0
 	for name, s := range b.spaces {
 		sum := 0
-		for n, h := range s.held {
+		for n, h := range s.held.all() {
 			sum += h.weight
-			if a := (age{h.created, n}); s.left > 0 && s.first.compare(a) <= 0 {
-				t.Errorf("%s/%s is held and younger than %v, which is left out", name, n, s.first)
+			if a := (age{h.created, n}); s.left().count > 0 && s.left().first.compare(a) <= 0 {
+				t.Errorf("%s/%s is held and younger than %v, which is left out", name, n, s.left().first)
 			}
 		}
 		if sum != s.weight || sum > b.each {
 			t.Errorf("%s weighs %d, %d recorded, %d allowed", name, sum, s.weight, b.each)
 		}
-		if all += sum; (b.over[name] != nil) != (s.left > 0 || s.stale) {
-			t.Errorf("%s: over %v with %d left out", name, b.over[name] != nil, s.left)
+		if all += sum; (b.over[name] != nil) != (s.left().count > 0 || s.left().stale) {
+			t.Errorf("%s: over %v with %d left out", name, b.over[name] != nil, s.left().count)
 		}
 	}
 	if all != b.weight || all > b.total {
@@ -81,8 +81,8 @@ func TestBudgetRetainsOldest(t *testing.T) {
 			}
 		}
 		slices.Sort(want)
-		if got := b.names("a"); !slices.Equal(got, want) || b.space("a").left != n-len(want) {
-			t.Fatalf("seed %d: %q and %d left out, want %q", seed, got, b.space("a").left, want)
+		if got := b.names("a"); !slices.Equal(got, want) || b.space("a").left().count != n-len(want) {
+			t.Fatalf("seed %d: %q and %d left out, want %q", seed, got, b.space("a").left().count, want)
 		}
 	}
 }
@@ -114,8 +114,8 @@ func TestBudgetDue(t *testing.T) {
 		b.put(nameIn("a", fmt.Sprint(i)), held{created: int64(i), weight: 3}, true)
 	}
 	s := b.space("a")
-	if s.left != 2 || s.first.name != "3" || b.due(s) {
-		t.Fatalf("%d left out, first %v, due %v", s.left, s.first, b.due(s))
+	if s.left().count != 2 || s.left().first.name != "3" || b.due(s) {
+		t.Fatalf("%d left out, first %v, due %v", s.left().count, s.left().first, b.due(s))
 	}
 	b.put(nameIn("a", "0"), held{created: 0, weight: 1}, false)
 	if !b.due(s) {
@@ -126,8 +126,8 @@ func TestBudgetDue(t *testing.T) {
 		t.Error("due though the oldest doesn't fit")
 	}
 	b.remove(nameIn("a", "4"))
-	if b.due(s) || s.left != 1 {
-		t.Errorf("due %v with %d left out", b.due(s), s.left)
+	if b.due(s) || s.left().count != 1 {
+		t.Errorf("due %v with %d left out", b.due(s), s.left().count)
 	}
 	b.remove(nameIn("a", "3"))
 	if !b.due(s) {
@@ -165,7 +165,7 @@ func TestBudgetReplace(t *testing.T) {
 	b.replace("x", list, nil)
 	b.consistent(t)
 	if len(b.over) > 0 {
-		t.Errorf("%d left out of a list that fits", b.space("x").left)
+		t.Errorf("%d left out of a list that fits", b.space("x").left().count)
 	}
 }
 
@@ -351,7 +351,7 @@ func TestRefetchWaits(t *testing.T) {
 // len returns the number of objects held.
 func (b *budget) len() (n int) {
 	for _, s := range b.spaces {
-		n += len(s.held)
+		n += s.held.len()
 	}
 	return n
 }

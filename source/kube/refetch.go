@@ -96,9 +96,9 @@ func (s *stream) merge(namespace string, fresh *budget, objects map[types.Namesp
 	changes []update) {
 	was := s.budget.space(namespace).held
 	out := s.budget.replace(namespace, fresh, s.seen)
-	for name, h := range s.budget.space(namespace).held {
+	for name, h := range s.budget.space(namespace).held.all() {
 		n := types.NamespacedName{Namespace: namespace, Name: name}
-		before, there := was[name]
+		before, there := was.get(name)
 		if o := objects[n]; o != nil && (!there || before.version != h.version || h.version == 0) {
 			if _, newer := s.seen[name]; !newer {
 				s.words.Strip(o)
@@ -106,7 +106,7 @@ func (s *stream) merge(namespace string, fresh *budget, objects map[types.Namesp
 			}
 		}
 	}
-	for name := range was {
+	for name := range was.all() {
 		n := types.NamespacedName{Namespace: namespace, Name: name}
 		if _, there := s.budget.get(n); !there {
 			changes = append(changes, update{Change: source.Change{Key: s.key(n)}})

@@ -271,7 +271,7 @@ func (s *stream) Replace(list []any, _ string) error {
 // gone returns the end of what there was before and is no more.
 func (s *stream) gone(was *budget) (changes []update) {
 	for namespace, space := range was.spaces {
-		for name := range space.held {
+		for name := range space.held.all() {
 			n := types.NamespacedName{Namespace: namespace, Name: name}
 			if _, there := s.budget.get(n); !there {
 				changes = append(changes, update{Change: source.Change{Key: s.key(n)}})
