@@ -27,7 +27,7 @@ import (
 // Experiment is this package's.
 var Experiment = experiment.Experiment{
 	Name:  "fleet",
-	Short: "What agents cost an API server: bytes while a cluster changes as one of 5,000 nodes, a start of all at once",
+	Short: "What agents cost an API server: bytes and a start at 5,000 nodes",
 	Long: `Measure what agents read from a real kube-apiserver: 5 to 40 sources in this process, with the requests, watches and
 decoding of an agent each, start at once against a cluster of 500 nodes and 15,000 pods, and follow it while its objects
 change as often as those of 5,000 nodes do. Bytes are counted at the connections. It takes about five minutes with
