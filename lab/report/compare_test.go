@@ -174,11 +174,11 @@ func TestCompareExactRuns(t *testing.T) {
 }
 
 // exactRun writes an exact run: of each arm its instructions, and how many of them are TCP's.
-func exactRun(t *testing.T, kernel string, arms map[string][2]float64) string {
+func exactRun(t *testing.T, kernel string, arms map[string][2]float64, aims ...result.Aim) string {
 	t.Helper()
 	d := services().Counted()
 	d.Arms = append(d.Arms, result.Arm{ID: "ebpf", Title: "ebpf"})
-	d.Aims, d.Ghosts, d.Answer, d.Rounds = nil, nil, crrAnswer(), 1
+	d.Aims, d.Ghosts, d.Answer, d.Rounds = aims, nil, crrAnswer(), 1
 	d.Measures = append(d.Measures, result.Measure{ID: result.PartID("crr", "tcp"), Unit: result.Instructions,
 		Title: "connect, request, close: TCP", Stat: result.Value, Exact: true})
 	dir := filepath.Join(t.TempDir(), "exact-"+kernel)

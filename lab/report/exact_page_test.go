@@ -1,0 +1,61 @@
+package report
+
+import (
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/lab/result"
+)
+
+// The page has a column for each kernel and number of Services, parts, the distance to a run by time, and what judged
+// each aim.
+func TestExactPage(t *testing.T) {
+	aim := result.Aim{ID: "G1", Text: "ebpf takes ≤ 0.92 × direct's", Measure: "crr", Arm: "ebpf",
+		Params: result.Params{"services": "10"}, Of: result.Ratio, Bound: 0.92}
+	numbers := map[string][2]float64{"direct": {100_000, 50_000}, "ebpf": {90_000, 40_000}}
+	first := exactRun(t, "6.12.1", numbers, aim)
+	second := exactRun(t, "6.1.9", map[string][2]float64{"direct": {100_000, 51_000}, "nftables": {121_000, 52_000}}, aim)
+	timed := madeUp(t, 9, nil)
+	page, err := ExactPage([]string{first, second, timed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"can't see**: caches",
+		"|  | Linux 6.12.1, 10 Services | Linux 6.1.9, 10 Services |",
+		"| direct | 100,000 | 100,000 |", "| nftables | – | 121,000 (1.210) |", "| ebpf | 90,000 (0.900) | – |",
+		"parts, Linux 6.12.1", "| TCP | 50,000 | 40,000 |", "| TCP | 51,000 | 52,000 |",
+		"Not counted: Linux 6.12.1 at 10 Services: direct again, nftables; Linux 6.1.9 at 10 Services: direct again, ebpf.",
+		"| G1 | ebpf takes ≤ 0.92 × direct's | instructions, Linux 6.12.1 | 0.900 × | hit |",
+		"| G1 | ebpf takes ≤ 0.92 × direct's | instructions, Linux 6.1.9 | – | not measured |",
+		"| G6a |", "| time, Linux 6.12.0 |",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page doesn't say %q", want)
+		}
+	}
+	if strings.Contains(page, "beside those of times") {
+		t.Error("ratios are compared of which the first kernel's runs have none")
+	}
+	page, err = ExactPage([]string{second, first, timed})
+	if want := "| nftables | 10 | – | 1.210 · 1.14"; err != nil || !strings.Contains(page, want) {
+		t.Errorf("the page doesn't say %q: %v\n%s", want, err, page)
+	}
+	for _, dirs := range [][]string{nil, {timed}, {t.TempDir()}} {
+		if _, err := ExactPage(dirs); err == nil {
+			t.Errorf("a page of %q", dirs)
+		}
+	}
+}
+
+// Several runs in one kernel fill one table; of what both have, the first counts.
+func TestExactPageOfOneKernel(t *testing.T) {
+	page, err := ExactPage([]string{
+		exactRun(t, "6.12.1", map[string][2]float64{"direct": {100_000, 1}, "ebpf": {90_000, 1}}),
+		exactRun(t, "6.12.1", map[string][2]float64{"direct": {50_000, 1}, "ebpf": {10_000, 1}, "nftables": {60_000, 1}})})
+	for _, want := range []string{"| direct | 100,000 |", "| ebpf | 90,000 (0.900) |", "| nftables | 60,000 (1.200) |"} {
+		if err != nil || !strings.Contains(page, want) {
+			t.Errorf("the page doesn't say %q: %v\n%s", want, err, page)
+		}
+	}
+}
