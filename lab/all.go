@@ -16,8 +16,9 @@ import (
 )
 
 // RunAll runs experiments in turn, all within a time unless that is 0, and returns the folder with their folders and
-// one page that judges all claims. What can't run here or would outlast the time is named there and left out. Where ctx
-// ends, what was measured until then is reported, all that the runs made is removed, and the error is ctx's.
+// one page that judges all claims. What can't run here or would outlast the time is named there and left out, as is
+// what counts no instructions where these are to be counted. Where ctx ends, what was measured until then is reported,
+// all that the runs made is removed, and the error is ctx's.
 func RunAll(ctx context.Context, experiments []experiment.Experiment, o experiment.Options,
 	within time.Duration) (dir string, err error) {
 	s := report.Suite{Schema: report.SuiteSchema, Command: o.Command, Started: time.Now().Round(0), Within: within,
@@ -48,6 +49,10 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 		if err := s.Write(dir); err != nil {
 			return dir, err
 		}
+		if o.Exact && !e.Exact {
+			s.Parts = append(s.Parts, report.SuitePart{Experiment: e.Name, Question: e.Short, Outcome: uncounted})
+			continue
+		}
 		if limited.Err() != nil {
 			s.Parts = append(s.Parts, report.SuitePart{Experiment: e.Name, Question: e.Short, Outcome: ended(ctx)})
 			continue
@@ -61,6 +66,9 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 	}
 	return dir, errors.Join(ctx.Err(), s.Write(dir), report.BuildSuite(dir))
 }
+
+// uncounted is why an exact run leaves an experiment out.
+const uncounted = "left out: it counts no instructions"
 
 // ended returns why an experiment is not begun.
 func ended(ctx context.Context) string {

@@ -104,6 +104,27 @@ func wants(t *testing.T, text string, l ...string) {
 	}
 }
 
+// Where instructions are counted, experiments that count none are named and left out; the others run.
+func TestRunAllExact(t *testing.T) {
+	o := labtest.Options(t, io.Discard)
+	o.Exact = true
+	counts, times := made{id: "counts", during: fine}.experiment(), made{id: "times", during: fine}.experiment()
+	counts.Exact = true
+	dir, err := RunAll(t.Context(), []experiment.Experiment{times, counts}, o, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs, _ := filepath.Glob(filepath.Join(dir, "*", result.ManifestFile))
+	if len(runs) != 1 || !strings.Contains(runs[0], "/counts-") {
+		t.Errorf("runs %q, want one of what counts", runs)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, report.HTMLFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(t, string(text), "left out: it counts no instructions")
+}
+
 // One experiment's failure doesn't keep the others from running, and what none tests is named with the reason.
 func TestRunAll(t *testing.T) {
 	text, err := page(t, t.Context(), time.Minute, made{id: "broken", planned: time.Second, during: func(context.Context,

@@ -5,9 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/lab/experiment"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/sandbox/vm"
 )
 
@@ -36,6 +40,31 @@ func series(kernel string) vm.Series {
 		return vm.Default
 	}
 	return vm.Series(kernel)
+}
+
+// kernelFlag adds the flag for the kernel of a run.
+func kernelFlag(c *cobra.Command, kernel *string) {
+	c.Flags().StringVar(kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what "+
+		"this kernel lacks; or another of Debian's by its series, one of "+strings.Join(kernels()[2:], ", ")+
+		"; times there compare with nothing else")
+	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions(kernels(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// exactFlag adds the flag for a run that counts instructions.
+func exactFlag(c *cobra.Command, o *experiment.Options) {
+	c.Flags().BoolVar(&o.Exact, "exact", false, "count instructions instead of time, in the second kernel: for one "+
+		"program the same numbers on every machine, however busy")
+}
+
+// inOther runs this command in the kernel that the user wants, unless this is it, and reports whether it did.
+func inOther(c *cobra.Command, o experiment.Options, kernel string) (did bool, err error) {
+	if !slices.Contains(kernels(), kernel) {
+		return false, fmt.Errorf("invalid --kernel %q: use one of %s", kernel, strings.Join(kernels(), ", "))
+	}
+	if exact := o.Exact && !testbed.InExact(); exact || kernel != hostKernel {
+		return true, inSecondKernel(c, o.Out, series(kernel), exact)
+	}
+	return false, nil
 }
 
 // inSecondKernel runs this very command again, with the same arguments, in a second kernel; what it writes below out

@@ -44,7 +44,8 @@ network namespaces that the lab makes and removes: nothing of the machine's own 
 		experiments = append(experiments, labRun(e))
 	}
 	experiments = append(experiments, labRunCluster())
-	return cli.Holds(c, cli.Holds(run, experiments...), labList(), labReport(), labCompare(), labEndpoint())
+	return cli.Holds(c, cli.Holds(run, experiments...), labList(), labReport(), labCompare(), labPage(),
+		labEndpoint())
 }
 
 // labList lists the experiments.
@@ -138,11 +139,8 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 		Example: fmt.Sprintf("  fairlead lab run %s --quick\n  fairlead lab run %[1]s --seed 7 --out results", e.Name),
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if !slices.Contains(kernels(), kernel) {
-				return fmt.Errorf("invalid --kernel %q: use one of %s", kernel, strings.Join(kernels(), ", "))
-			}
-			if exact := o.Exact && !testbed.InExact(); exact || kernel != hostKernel {
-				return inSecondKernel(c, o.Out, series(kernel), exact)
+			if elsewhere, err := inOther(c, o, kernel); elsewhere || err != nil {
+				return err
 			}
 			if err := completeLab(c, &o); err != nil {
 				return err
@@ -152,14 +150,10 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 		},
 	}
 	labFlags(c, e, &o)
-	c.Flags().StringVar(&kernel, "kernel", hostKernel, "host, or vm: Debian's backport kernel under emulation, for what "+
-		"this kernel lacks; or another of Debian's by its series, one of "+strings.Join(kernels()[2:], ", ")+
-		"; times there compare with nothing else")
+	kernelFlag(c, &kernel)
 	if e.Exact {
-		c.Flags().BoolVar(&o.Exact, "exact", false, "count instructions instead of time, in the second kernel: for one "+
-			"program the same numbers on every machine, however busy")
+		exactFlag(c, &o)
 	}
-	c.RegisterFlagCompletionFunc("kernel", cobra.FixedCompletions(kernels(), cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -313,12 +307,16 @@ const quickTime = 30 * time.Minute
 // labRunAll runs all experiments in turn.
 func labRunAll() *cobra.Command {
 	o, within := experiment.Options{Agent: []string{"/proc/self/exe"}}, time.Duration(0)
+	kernel := hostKernel
 	c := &cobra.Command{
 		Use:   "all",
 		Short: "All experiments in turn, and one page that judges all claims",
 		Long: `Run all experiments in turn, and write one page that judges all claims of the articles, with a link to each
 experiment's report. What can't run here is named, as are claims that can't be tested here. With --quick it takes thirty
 minutes at most: what would outlast that is left out, and named.
+
+With --exact, those run that count instructions, all in one machine; the others are named. The time that this takes is the
+host's and can't be bounded: the machine's own clock counts instructions.
 
 A run of containers under the second kernel, named with --second-kernel, has what this kernel may lack: claim C19 on ipvlan
 is judged by it.
@@ -329,6 +327,9 @@ Ctrl-C takes everything down and reports what was measured so far.`,
   fairlead lab run all --quick --second-kernel second/containers-*`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if elsewhere, err := inOther(c, o, kernel); elsewhere || err != nil {
+				return err
+			}
 			if err := completeLab(c, &o); err != nil {
 				return err
 			}
@@ -336,7 +337,7 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 				return fmt.Errorf("invalid --within %v: use a time above 0", within)
 			}
 			o.Output, o.Command = c.ErrOrStderr(), again(experiment.Experiment{Name: "all"}, o)
-			if o.Quick && within == 0 {
+			if o.Quick && within == 0 && !o.Exact {
 				within = quickTime
 			}
 			dir, err := lab.RunAll(c.Context(), lab.Experiments(), o, within)
@@ -352,6 +353,9 @@ Ctrl-C takes everything down and reports what was measured so far.`,
 	labFlags(c, experiment.Experiment{Name: "all", Rounds: true}, &o)
 	secondKernelFlag(c, &o, "containers")
 	c.Flags().DurationVar(&within, "within", 0, "time that all may take (default: 30m with --quick, else any)")
+	kernelFlag(c, &kernel)
+	exactFlag(c, &o)
+	c.MarkFlagsMutuallyExclusive("exact", "within")
 	return c
 }
 
