@@ -10,8 +10,8 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-// design is the experiment in words and numbers.
-func design(p profile) result.Design {
+// design is the experiment in words and numbers, as it is where time is measured but for its paragraphs.
+func design(p profile, exact bool) result.Design {
 	d := result.Design{
 		ID: "services", Title: "What a Service costs",
 		Question: "What does a connection through a Service's address cost, against the same connection to a server's own " +
@@ -30,8 +30,11 @@ func design(p profile) result.Design {
 					"manifests"},
 		},
 		Baseline: testbed.ArmDirect, Again: testbed.ArmAgain, Margin: 0.02, Rounds: p.Rounds,
-		Measures: measures(p), Aims: aims(), Method: method(p), Missing: missing(p), Ghosts: ghosts(),
+		Measures: measures(p), Aims: aims(), Method: method(p), Missing: missing(p, exact), Ghosts: ghosts(),
 		Answer: answer(p),
+	}
+	if exact {
+		d.Method = exactMethod()
 	}
 	return d
 }
@@ -56,6 +59,26 @@ func answer(p profile) *result.Answer {
 }
 
 func measures(p profile) []result.Measure {
+	l := slices.Concat(connections(), upkeep(p))
+	for _, of := range []struct{ id, title string }{{"cold", "cold sync"}, {"restart", "restart"},
+		{"change", "one endpoint change"}} {
+		l = append(l,
+			result.Measure{ID: of.id + suffixObjects, Title: of.title + ": allocations", Stat: result.Value, Detail: true,
+				Text: "in process: objects on Go's heap"},
+			result.Measure{ID: of.id + suffixBytes, Title: of.title + ": allocated", Unit: "KiB", Stat: result.Value, Detail: true,
+				Text: "likewise: their memory, also what is free again"})
+	}
+	return l
+}
+
+// What ends the names of measures of what is allocated.
+const (
+	suffixObjects = "-allocations"
+	suffixBytes   = "-allocated"
+)
+
+// connections are the measures of connections.
+func connections() []result.Measure {
 	return []result.Measure{
 		{ID: "connect", Title: "connect() alone", Unit: "µs", Stat: result.P50, Ratio: true,
 			Text: "connect(2) from call to return; the connection is reset afterwards"},
@@ -67,21 +90,35 @@ func measures(p profile) []result.Measure {
 		{ID: "connect-many", Title: "connect(), many Services in turn", Unit: "µs", Stat: result.P50, Ratio: true,
 			Text: fmt.Sprintf("connect() alone, to up to %d Services in turn instead of %d: what is looked up has left "+
 				"the caches", testbed.ManyTargets, testbed.FewTargets)},
+	}
+}
+
+// upkeep are the measures of what keeps the kernel up to date.
+func upkeep(p profile) []result.Measure {
+	return []result.Measure{
 		{ID: "cold", Title: "cold sync, whole", Unit: "ms", Stat: result.Value,
-			Text: "in process, with the decided model at hand and an empty kernel: from Change to the answer of Sync"},
+			Text: "in process, with the decided model at hand and an empty kernel: from Change to the answer of Sync",
+			Counted: "in process, with the decided model at hand and an empty kernel: what this process executes from Change " +
+				"to the answer of Sync"},
 		{ID: "cold-kernel", Title: "cold sync, in the kernel", Unit: "ms", Stat: result.Value,
-			Text: "of that, the time in the plane's Write: making the netlink messages, and the kernel's work on them"},
+			Text:    "of that, the time in the plane's Write: making the netlink messages, and the kernel's work on them",
+			Counted: "of that, what the plane's Write takes: making the netlink messages, and the kernel's work on them"},
 		{ID: "restart", Title: "restart, nothing to write", Unit: "ms", Stat: result.Value,
-			Text: "in process: the same with everything in the kernel already, which is read and compared; nothing is written"},
+			Text: "in process: the same with everything in the kernel already, which is read and compared; nothing is written",
+			Counted: "in process: the same with everything in the kernel already, which is read and compared; nothing is " +
+				"written"},
 		{ID: "change", Title: "one endpoint change, in the kernel", Unit: "µs", Stat: result.P50,
-			Text: "in process: one endpoint of one Service replaced; the time in the plane's Write"},
+			Text:    "in process: one endpoint of one Service replaced; the time in the plane's Write",
+			Counted: "in process: one endpoint of one Service replaced; what the plane's Write takes"},
 		{ID: "change-whole", Title: "one endpoint change, told to done", Unit: "µs", Stat: result.P50,
-			Text: "the same from Change to the answer of Sync"},
+			Text:    "the same from Change to the answer of Sync",
+			Counted: "the same from Change to the answer of Sync: what this process executes"},
 		{ID: "file", Title: "one endpoint change, saved file to kernel", Unit: "ms", Stat: result.P50,
 			Text: "an EndpointSlice's file moved into the agent's folder, until another netlink socket hears of the change, " +
 				"from a moment of rest"},
 		{ID: "ready", Title: "agent's start to ready", Unit: "ms", Stat: result.Value,
-			Text: "from starting `fairlead run` until its /readyz says that all is in the kernel"},
+			Text:    "from starting `fairlead run` until its /readyz says that all is in the kernel",
+			Counted: "what the agent's process executes, from `fairlead run` until its /readyz says that all is in the kernel"},
 		{ID: "memory", Title: "agent's resident memory", Unit: "MiB", Stat: result.Value,
 			Text: fmt.Sprintf("VmRSS at rest, %d looks", samples)},
 		{ID: "idle", Title: "idle agent, of a core", Unit: "%", Stat: result.Value, Mean: true,
@@ -166,7 +203,7 @@ func times(n int) string {
 	return fmt.Sprintf("%d times", n)
 }
 
-func missing(p profile) []string {
+func missing(p profile, exact bool) []string {
 	l := []string{
 		"Other ways than nftables, but for a connection in mode ebpf: the experiments tigera and control have them all.",
 		"Clients in pods, and traffic from outside the node: the client is on the node itself (the output hook). The " +
@@ -176,7 +213,7 @@ func missing(p profile) []string {
 		"An API server: the source is a folder of manifests.",
 		"Rules tested per packet: this layout has a constant number, whatever the number of Services.",
 	}
-	if p.Quiet < 2*forcedGC {
+	if !exact && p.Quiet < 2*forcedGC {
 		l = append(l, fmt.Sprintf("Idle time over several minutes: Go's runtime collects garbage every %v even at rest, "+
 			"which falls into a quiet window of %v or does not. The full profile looks for longer.", forcedGC, p.Quiet))
 	}

@@ -25,8 +25,9 @@ import (
 // timedPlane is a plane that keeps how long its reads and writes took.
 type timedPlane struct {
 	*nftables.Plane
-	mu  sync.Mutex
-	now tally
+	clock func() time.Duration
+	mu    sync.Mutex
+	now   tally
 }
 
 // tally is what a plane did.
@@ -36,16 +37,16 @@ type tally struct {
 }
 
 func (t *timedPlane) Read(ctx context.Context) ([]nftables.Fact, error) {
-	begin := time.Now()
+	begin := t.clock()
 	facts, err := t.Plane.Read(ctx)
-	t.add(tally{read: time.Since(begin), reads: 1})
+	t.add(tally{read: t.clock() - begin, reads: 1})
 	return facts, err
 }
 
 func (t *timedPlane) Write(ctx context.Context, put, del []nftables.Fact) error {
-	begin := time.Now()
+	begin := t.clock()
 	err := t.Plane.Write(ctx, put, del)
-	t.add(tally{write: time.Since(begin), writes: 1, puts: len(put)})
+	t.add(tally{write: t.clock() - begin, writes: 1, puts: len(put)})
 	return err
 }
 
@@ -73,7 +74,7 @@ type inProcess struct {
 	stop  func() error
 }
 
-func newInProcess(ns *netns.Namespace) (*inProcess, error) {
+func newInProcess(b *testbed.Testbed, ns *netns.Namespace) (*inProcess, error) {
 	var plane *nftables.Plane
 	err := ns.Do(func() (err error) {
 		plane, err = nftables.New()
@@ -82,7 +83,7 @@ func newInProcess(ns *netns.Namespace) (*inProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &inProcess{plane: &timedPlane{Plane: plane}}
+	c := &inProcess{plane: &timedPlane{Plane: plane, clock: b.Clock}}
 	c.loop = reconcile.New(c.plane, reconcile.Options[model.ServicePart]{Owner: model.OwnerOf})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -108,14 +109,34 @@ type applied struct {
 // apply passes a change to the loop and waits until it is in the kernel.
 func (c *inProcess) apply(ctx context.Context, put, del []model.ServicePart) (t applied, err error) {
 	c.plane.reset()
-	before, sent, begin := usage(), written(), time.Now()
-	c.loop.Change(put, del)
-	err = c.loop.Sync(ctx)
-	t.wall = time.Since(begin)
+	before, sent, begin := usage(), written(), c.plane.clock()
+	err = c.sync(ctx, put, del)
+	t.wall = c.plane.clock() - begin
 	after := usage()
 	t.user, t.system, t.sent = after.user-before.user, after.system-before.system, written()-sent
 	t.did = c.plane.reset()
 	return t, err
+}
+
+// sync passes a change to the loop and waits until it is in the kernel.
+func (c *inProcess) sync(ctx context.Context, put, del []model.ServicePart) error {
+	c.loop.Change(put, del)
+	return c.loop.Sync(ctx)
+}
+
+// addAllocated records what f allocates in this process, of so many operations: how many objects and bytes each.
+func (r *trial) addAllocated(b result.Block, of string, operations int, f func() error) error {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err := f()
+	runtime.ReadMemStats(&after)
+	if err != nil {
+		return err
+	}
+	b.Counters, b.Ops = nil, 0
+	return errors.Join(
+		r.out.AddValue(b, of+suffixObjects, float64(after.Mallocs-before.Mallocs)/float64(operations)),
+		r.out.AddValue(b, of+suffixBytes, float64(after.TotalAlloc-before.TotalAlloc)/float64(operations)))
 }
 
 type usages struct{ user, system time.Duration }
@@ -151,7 +172,7 @@ func (r *trial) probe(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	c, err := newInProcess(ns)
+	c, err := newInProcess(r.bed, ns)
 	if err == nil {
 		defer c.stop()
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -183,14 +204,21 @@ func (r *trial) cold(ctx context.Context, round int, w *testbed.Decided) (err er
 
 // sync has a new loop make all parts true: in an empty kernel, or, again, in one where they are true already.
 func (r *trial) sync(ctx context.Context, round int, w *testbed.Decided, ns *netns.Namespace, again bool) error {
-	c, err := newInProcess(ns)
+	c, err := newInProcess(r.bed, ns)
 	if err != nil {
 		return err
 	}
 	defer c.stop()
 	runtime.GC()
-	t, err := c.apply(ctx, w.Parts, nil)
-	if err != nil {
+	of, t := "cold", applied{}
+	if again {
+		of = "restart"
+	}
+	if err := r.addAllocated(result.Block{Arm: experiment.ArmNFTables, Round: round,
+		Params: testbed.ServiceParams(w.Cluster.Services)}, of, 1, func() (err error) {
+		t, err = c.apply(ctx, w.Parts, nil)
+		return err
+	}); err != nil {
 		return err
 	}
 	b := result.Block{Arm: experiment.ArmNFTables, Round: round, Params: testbed.ServiceParams(w.Cluster.Services),
@@ -200,13 +228,13 @@ func (r *trial) sync(ctx context.Context, round int, w *testbed.Decided, ns *net
 	if !again {
 		kernel := b
 		kernel.Counters = nil
-		return errors.Join(r.out.AddValue(b, "cold", float64(t.wall)),
+		return errors.Join(r.out.AddValue(b, of, float64(t.wall)),
 			r.out.AddValue(kernel, "cold-kernel", float64(t.did.write)))
 	}
 	if t.did.writes > 0 {
 		return fmt.Errorf("everything was in the kernel, and still %d facts were written", t.did.puts)
 	}
-	return r.out.AddValue(b, "restart", float64(t.wall))
+	return r.out.AddValue(b, of, float64(t.wall))
 }
 
 // changing is a loop with a cluster to make changes in.
@@ -217,8 +245,8 @@ type changing struct {
 	service int // whose endpoint is replaced at present; -1: none
 }
 
-// change replaces one endpoint of a Service, or puts the one back that was replaced last.
-func (r *trial) change(ctx context.Context, c *changing) (applied, error) {
+// change decides what to replace one endpoint of a Service by another, or to put the one back that was replaced last.
+func (r *trial) change(c *changing) (put, del []model.ServicePart) {
 	s := c.world.Cluster.Slice(max(0, c.service))
 	if c.service < 0 {
 		c.service = r.bed.Rand.IntN(c.world.Cluster.Services)
@@ -228,7 +256,7 @@ func (r *trial) change(ctx context.Context, c *changing) (applied, error) {
 		c.service = -1
 	}
 	d := c.world.Resolver.Apply([]source.Change{{Key: source.KeyOf(s), Object: s}})
-	return c.loop.apply(ctx, d.Services.Put, d.Services.Del)
+	return d.Services.Put, d.Services.Del
 }
 
 // prepareChanges fills a network namespace each for the least and the greatest number of Services.
@@ -242,7 +270,7 @@ func (r *trial) prepareChanges(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c, err := newInProcess(ns)
+		c, err := newInProcess(r.bed, ns)
 		if err != nil {
 			return errors.Join(err, testbed.RemoveNamespace(ns))
 		}
@@ -273,7 +301,8 @@ func (r *trial) batch(ctx context.Context, round int, c *changing) error {
 	var kernel, wall []int64
 	begin, counters := time.Now(), map[string]float64{}
 	for range r.profile.Batch {
-		t, err := r.change(ctx, c)
+		put, del := r.change(c)
+		t, err := c.loop.apply(ctx, put, del)
 		if err != nil {
 			return err
 		}
@@ -288,5 +317,18 @@ func (r *trial) batch(ctx context.Context, round int, c *changing) error {
 		Start: begin, Wall: time.Since(begin), Counters: counters}
 	whole := b
 	whole.Counters = nil
-	return errors.Join(r.out.AddTimes(b, "change", kernel), r.out.AddTimes(whole, "change-whole", wall))
+	if err := errors.Join(r.out.AddTimes(b, "change", kernel), r.out.AddTimes(whole, "change-whole", wall)); err != nil {
+		return err
+	}
+	return r.allocatedByChange(ctx, c, b)
+}
+
+// allocatedByChange records what a change and the one that undoes it allocate, a half each. They aren't timed: to read
+// what is allocated slows what comes next.
+func (r *trial) allocatedByChange(ctx context.Context, c *changing, b result.Block) error {
+	put, del := r.change(c)
+	back, gone := r.change(c)
+	return r.addAllocated(b, "change", 2, func() error {
+		return errors.Join(c.loop.sync(ctx, put, del), c.loop.sync(ctx, back, gone))
+	})
 }

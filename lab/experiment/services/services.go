@@ -32,6 +32,7 @@ control side of a kube-proxy given with --subject is measured beside, which take
 	Services: full().Services,
 	Subjects: []string{experiment.KubeProxyProgram.Name},
 	Rounds:   true,
+	Exact:    true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
 		p := full()
 		if o.Quick {
@@ -39,6 +40,9 @@ control side of a kube-proxy given with --subject is measured beside, which take
 		}
 		if o.Services != nil {
 			p.Services = o.Services
+		}
+		if o.Exact {
+			p = p.exactly()
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, o, p)
@@ -58,6 +62,7 @@ type trial struct {
 	beside    []string // modes whose connections are measured beside, at the most Services
 	cannot    []testbed.Unable
 	kubeProxy string // the program that was given; "": none
+	exact     bool   // instructions are counted
 }
 
 // newTrial checks the profile and learns whether this kernel can do it.
@@ -65,7 +70,10 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 	if err := experiment.CheckServices(p.Services); err != nil {
 		return nil, err
 	}
-	s := &trial{bed: b, profile: p}
+	if o.Exact && len(o.Subjects) > 0 {
+		return nil, errors.New("--exact has no kube-proxy beside: leave --subject out")
+	}
+	s := &trial{bed: b, profile: p, exact: o.Exact}
 	if err := s.probe(ctx); err != nil {
 		return nil, err
 	}
@@ -82,13 +90,16 @@ func (r *trial) ProfileName() string { return r.profile.Name }
 
 // Design returns the experiment in words and numbers.
 func (r *trial) Design() result.Design {
-	d := design(r.profile)
+	d := design(r.profile, r.exact)
 	d.Arms, d.Missing = append(d.Arms, experiment.ModeArms(r.beside)...),
 		append(experiment.NotMeasured(r.cannot), d.Missing...)
 	if r.kubeProxy == "" {
 		d.Missing = append(d.Missing, experiment.NoKubeProxy)
 	} else {
 		proxyDesign(&d)
+	}
+	if r.exact {
+		exactDesign(&d)
 	}
 	return d
 }
@@ -118,6 +129,26 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 		l.Add(fmt.Sprintf("starting the agent of %d Services", n), 500*time.Millisecond+time.Duration(n)*400*time.Microsecond,
 			func(ctx context.Context) error { return r.begin(ctx, r.nodes[i]) })
 	}
+	if !r.exact {
+		r.addUpkeep(l)
+	}
+	for _, mode := range r.beside {
+		l.Add("starting the agent of mode "+mode, 500*time.Millisecond+time.Duration(p.most())*400*time.Microsecond,
+			func(ctx context.Context) error { return r.beginBeside(ctx, mode) })
+	}
+	l.Add("starting servers", 100*time.Millisecond, func(context.Context) error { return r.bed.Serve(out.Remark) })
+	blocks := time.Duration(4 * (len(p.Services) + len(r.beside) + 4))
+	l.Times(p.Rounds, "traffic, round", blocks*(p.Block+p.Warm+10*time.Millisecond), r.round)
+	if !r.exact {
+		r.addLosses(l)
+	}
+	l.Add("noting what was seen", 0, func(context.Context) error { r.remark(); return nil })
+	return *l
+}
+
+// addUpkeep adds the steps that watch agents.
+func (r *trial) addUpkeep(l *experiment.Plan) {
+	p := r.profile
 	l.Add("reading memory", 2*time.Second, func(ctx context.Context) error { return r.memory(ctx, "the first sync") })
 	if r.kubeProxy != "" {
 		l.Add("moving endpoints", time.Duration(p.Cold*len(p.Services)*experiment.Moves)*experiment.MoveAfter, r.moveOurs)
@@ -126,13 +157,11 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 	l.Add("watching the kernels", 100*time.Millisecond, r.watch)
 	l.Times(p.Files, "saving files", time.Duration(p.PerFiles*len(p.Services))*8*time.Millisecond, r.files)
 	l.Add("reading memory", 2*time.Second, func(ctx context.Context) error { return r.memory(ctx, "the changes") })
-	for _, mode := range r.beside {
-		l.Add("starting the agent of mode "+mode, 500*time.Millisecond+time.Duration(p.most())*400*time.Microsecond,
-			func(ctx context.Context) error { return r.beginBeside(ctx, mode) })
-	}
-	l.Add("starting servers", 100*time.Millisecond, func(context.Context) error { return r.bed.Serve(out.Remark) })
-	blocks := time.Duration(4 * (len(p.Services) + len(r.beside) + 4))
-	l.Times(p.Rounds, "traffic, round", blocks*(p.Block+p.Warm+10*time.Millisecond), r.round)
+}
+
+// addLosses adds the steps that count lost connections.
+func (r *trial) addLosses(l *experiment.Plan) {
+	p := r.profile
 	l.Add("counting losses while "+whileNothing, p.Calm+time.Second,
 		func(ctx context.Context) error { return r.loss(ctx, 0, whileNothing, r.calm) })
 	if p.most() > 1 {
@@ -146,8 +175,6 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 			kill := func(ctx context.Context, n *testbed.Node) error { return r.killAgent(ctx, n, i) }
 			return r.loss(ctx, i, whileKilled, kill)
 		})
-	l.Add("noting what was seen", 0, func(context.Context) error { r.remark(); return nil })
-	return *l
 }
 
 // perService is a time that grows with all Services of all arms.
@@ -198,8 +225,11 @@ func (r *trial) beginBeside(ctx context.Context, name string) error {
 	if slots := 16 * r.profile.most(); slots > mode.DefaultMapEntries {
 		flags = append(flags, "--ebpf-map-entries", fmt.Sprint(slots)) // other modes take no notice
 	}
-	_, _, err = r.bed.StartNode(ctx, name, name, f, flags...)
-	return err
+	n, elapsed, err := r.bed.StartNode(ctx, name, name, f, flags...)
+	if err != nil {
+		return err
+	}
+	return r.started(n, name, 0, "empty", elapsed)
 }
 
 // operations are those of the closed loop.
@@ -249,7 +279,11 @@ func few(p *testbed.Pair) (l []netip.AddrPort) {
 
 // round is a round of traffic, in which the agents have nothing to do.
 func (r *trial) round(ctx context.Context, n int) error {
-	return r.unchanged(n, duringTraffic, func() error { return r.traffic.Round(ctx, n, r.operations()) })
+	traffic := func() error { return r.traffic.Round(ctx, n, r.operations()) }
+	if r.exact {
+		return traffic()
+	}
+	return r.unchanged(n, duringTraffic, traffic)
 }
 
 // colds measures a cold sync and a restart at each number of Services, in random order.
@@ -296,6 +330,9 @@ func (r *trial) remark() {
 	most, _ := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
 	r.out.Remark(fmt.Sprintf("At most %d connections were tracked at once in one network namespace, of %s "+
 		"(nf_conntrack_max).", r.traffic.Tracked, bytes.TrimSpace(most)))
+	if r.exact {
+		return
+	}
 	r.out.Remark(fmt.Sprintf("While losses were counted, connections began up to %v later than intended by the load's "+
 		"own fault, which is part of their time.", r.traffic.Late.Round(10*time.Microsecond)))
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,7 +48,7 @@ func TestServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := tiny()
-	for _, c := range promised(p) {
+	for _, c := range promised(p, false) {
 		got, ok := s.Cell(c.Measure, c.Arm, c.Params)
 		if !ok || got.Value == nil || got.Ops == 0 {
 			t.Errorf("no number for %s of %s, %v", c.Measure, c.Arm, c.Params)
@@ -55,8 +56,8 @@ func TestServices(t *testing.T) {
 			t.Errorf("%s of %s, %v: failed %v", c.Measure, c.Arm, c.Params, got.Errors)
 		}
 	}
-	if len(s.Cells) != len(promised(p)) {
-		t.Errorf("%d cells, promised were %d", len(s.Cells), len(promised(p)))
+	if len(s.Cells) != len(promised(p, false)) {
+		t.Errorf("%d cells, promised were %d", len(s.Cells), len(promised(p, false)))
 	}
 	if s.Rounds != p.Rounds {
 		t.Errorf("%d rounds, planned %d", s.Rounds, p.Rounds)
@@ -69,8 +70,8 @@ func TestServices(t *testing.T) {
 // compared are the measures with a baseline.
 var compared = []string{"connect", "crr", "rr", "connect-many"}
 
-// promised are the cells that a run must have.
-func promised(p profile) (l []analysis.Cell) {
+// promised are the cells that a run must have, an exact one or another.
+func promised(p profile, exact bool) (l []analysis.Cell) {
 	add := func(measure, arm string, params result.Params) {
 		l = append(l, analysis.Cell{Measure: measure, Arm: arm, Params: params})
 	}
@@ -91,20 +92,32 @@ func promised(p profile) (l []analysis.Cell) {
 		}
 	}
 	for _, n := range p.Services {
-		for _, m := range []string{"cold", "cold-kernel", "restart", "file"} {
+		for _, m := range []string{"cold", "cold-kernel", "restart", "cold-allocations", "cold-allocated",
+			"restart-allocations", "restart-allocated"} {
 			add(m, experiment.ArmNFTables, testbed.ServiceParams(n))
 		}
+		add("ready", experiment.ArmNFTables, testbed.ServiceParams(n).With("kernel", "empty"))
+		if exact {
+			continue
+		}
+		add("file", experiment.ArmNFTables, testbed.ServiceParams(n))
 		for _, after := range []string{"the first sync", "the changes"} {
 			add("memory", experiment.ArmNFTables, testbed.ServiceParams(n).With("after", after))
 		}
 		for _, during := range []string{duringQuiet, duringTraffic} {
 			add("idle", experiment.ArmNFTables, testbed.ServiceParams(n).With("during", during))
 		}
-		add("ready", experiment.ArmNFTables, testbed.ServiceParams(n).With("kernel", "empty"))
+	}
+	if bpf.Probe() == nil {
+		add("ready", experiment.ArmEBPF, testbed.ServiceParams(p.most()).With("kernel", "empty"))
 	}
 	for _, n := range []int{10, p.most()} {
-		add("change", experiment.ArmNFTables, testbed.ServiceParams(n))
-		add("change-whole", experiment.ArmNFTables, testbed.ServiceParams(n))
+		for _, m := range []string{"change", "change-whole", "change-allocations", "change-allocated"} {
+			add(m, experiment.ArmNFTables, testbed.ServiceParams(n))
+		}
+	}
+	if exact {
+		return l
 	}
 	add("ready", experiment.ArmNFTables, testbed.ServiceParams(p.most()).With("kernel", "full"))
 	for _, while := range []string{whileNothing, whileOthers, whileOwn, whileKilled} {
@@ -159,7 +172,7 @@ func TestServicesInterrupted(t *testing.T) {
 func TestServicesOfBrokenSubject(t *testing.T) { labtest.BrokenSubject(t, prepareTiny) }
 
 func TestProfiles(t *testing.T) {
-	for _, p := range []profile{quick(), full(), tiny()} {
+	for _, p := range []profile{quick(), full(), tiny(), quick().exactly()} {
 		if err := experiment.CheckServices(p.Services); err != nil {
 			t.Error(err)
 		}
@@ -182,7 +195,7 @@ func TestProfiles(t *testing.T) {
 
 // Every measure and aim of the design must be of an arm, a measure and a figure that there are.
 func TestDesign(t *testing.T) {
-	d := design(quick())
+	d := design(quick(), false)
 	ids := map[string]bool{}
 	for _, m := range d.Measures {
 		if ids[m.ID] || m.Title == "" || m.Text == "" || m.Stat == "" {
@@ -190,12 +203,52 @@ func TestDesign(t *testing.T) {
 		}
 		ids[m.ID] = true
 	}
-	cells := promised(quick())
+	cells := promised(quick(), false)
 	for _, a := range d.Aims {
 		if !slices.ContainsFunc(cells, func(c analysis.Cell) bool {
 			return c.Measure == a.Measure && c.Arm == a.Arm && c.Params.String() == a.Params.String()
 		}) {
 			t.Errorf("aim %q is of a cell that no run has: %s %s %v", a.ID, a.Measure, a.Arm, a.Params)
+		}
+	}
+}
+
+// An exact design has the measures of an exact run and no other, none of which is a time, and names those that it leaves
+// out, for which there is no step.
+func TestExactDesign(t *testing.T) {
+	r := &trial{profile: quick().exactly(), exact: true, bed: &testbed.Testbed{}}
+	measured := map[string]bool{}
+	for _, c := range promised(r.profile, true) {
+		measured[c.Measure] = true
+	}
+	d, timed := r.Design(), design(quick(), false)
+	for _, m := range d.Measures {
+		if !measured[m.ID] {
+			t.Errorf("the design has %s, which an exact run doesn't measure", m.ID)
+		}
+		if !slices.Contains([]string{"KiB", ""}, m.Unit) && !m.Ratio && m.Counted == "" {
+			t.Errorf("%s is in %s", m.ID, m.Unit)
+		}
+	}
+	if len(d.Measures) != len(measured) {
+		t.Errorf("%d measures, %d are measured", len(d.Measures), len(measured))
+	}
+	missing := strings.Join(d.Missing, "\n")
+	for _, m := range timed.Measures {
+		if _, ok := d.Measure(m.ID); !ok && !strings.Contains(missing, m.Title) {
+			t.Errorf("%s is left out without a word", m.ID)
+		}
+	}
+	for _, a := range d.Counted().Aims {
+		if a.Over == nil && a.Of != result.Ratio {
+			t.Errorf("aim %s has a bound in time", a.ID)
+		}
+	}
+	for _, s := range r.Steps(nil) {
+		for _, word := range []string{"losses", "memory", "idle", "files"} {
+			if strings.Contains(s.Title, word) {
+				t.Errorf("step %q", s.Title)
+			}
 		}
 	}
 }

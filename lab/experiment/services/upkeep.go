@@ -28,9 +28,14 @@ func (r *trial) ready(ctx context.Context, n *testbed.Node, round int, kernel st
 	if err != nil {
 		return err
 	}
-	b := result.Block{Arm: experiment.ArmNFTables, Round: round,
+	return r.started(n, experiment.ArmNFTables, round, kernel, elapsed)
+}
+
+// started records how long after its start a node's agent was ready.
+func (r *trial) started(n *testbed.Node, arm string, round int, kernel string, elapsed time.Duration) error {
+	b := result.Block{Arm: arm, Round: round,
 		Params: testbed.ServiceParams(n.Pair.Services).With("kernel", kernel), Wall: elapsed}
-	if r.kubeProxy != "" && kernel == "empty" {
+	if r.kubeProxy != "" && kernel == "empty" && arm == experiment.ArmNFTables {
 		used, err := n.Agent.Used()
 		if err = errors.Join(err, r.out.AddValue(b, "ready-cpu", float64(used))); err != nil {
 			return err
