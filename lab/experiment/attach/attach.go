@@ -34,10 +34,14 @@ Also how long a node's pods take that are all connected at once. It takes two mi
 and root.`,
 	Subjects: []string{experiment.FairleadCNIProgram.Name, experiment.BridgeProgram.Name, experiment.PTPProgram.Name},
 	Rounds:   true,
+	Exact:    true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
 		p := full
 		if o.Quick {
 			p = quick
+		}
+		if o.Exact {
+			p.Rounds = experiment.ExactRounds
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(b, o, p)
@@ -79,6 +83,7 @@ type trial struct {
 	profile  profile
 	programs map[string]string
 	nodes    []*node
+	exact    bool // instructions are counted
 }
 
 // node is what pods are connected to.
@@ -89,10 +94,12 @@ type node struct {
 	ns            *netns.Namespace
 	running       []*netns.Namespace
 	pods          []*netns.Namespace // of the block that is under way
+	agent         *testbed.Process   // that the plugin calls; nil: none
+	exact         bool               // instructions are counted
 }
 
 func newTrial(b *testbed.Testbed, o experiment.Options, p profile) (experiment.Trial, error) {
-	t := &trial{bed: b, profile: p}
+	t := &trial{bed: b, profile: p, exact: o.Exact}
 	b.WithIPv6 = true
 	var err error
 	t.programs, err = o.Programs(experiment.FairleadCNIProgram, experiment.BridgeProgram, experiment.PTPProgram)
@@ -100,13 +107,15 @@ func newTrial(b *testbed.Testbed, o experiment.Options, p profile) (experiment.T
 		return nil, err
 	}
 	for _, f := range []string{"two", "one"} {
-		t.nodes = append(t.nodes, &node{arm: armFairlead, families: f})
+		add := func(arm string) { t.nodes = append(t.nodes, &node{arm: arm, families: f, exact: o.Exact}) }
+		add(armFairlead)
 		if f == "two" {
-			t.nodes = append(t.nodes, &node{arm: armAgain, families: f}, &node{arm: armPolicies, families: f})
+			add(armAgain)
+			add(armPolicies)
 		}
 		for _, other := range []string{experiment.BridgeProgram.Name, experiment.PTPProgram.Name} {
 			if t.programs[other] != "" {
-				t.nodes = append(t.nodes, &node{arm: other, families: f})
+				add(other)
 			}
 		}
 	}
@@ -225,7 +234,7 @@ func (t *trial) startAgent(ctx context.Context, n *node, folder string) error {
 	if err != nil {
 		return err
 	}
-	n.ns, n.program = x.Pair.Near, t.programs[experiment.FairleadCNIProgram.Name]
+	n.ns, n.program, n.agent = x.Pair.Near, t.programs[experiment.FairleadCNIProgram.Name], x.Agent
 	n.config, err = awaitConfig(ctx, folder, t.bed.Within(10*time.Second))
 	return err
 }
@@ -243,18 +252,39 @@ func (t *trial) startOther(ctx context.Context, n *node, folder string) error {
 
 // burst connects all running pods at once.
 func (t *trial) burst(ctx context.Context, n *node) error {
-	ended := make(chan error)
+	type ended struct {
+		used time.Duration
+		err  error
+	}
+	end := make(chan ended)
+	before, err := n.usedByAgent()
+	if err != nil {
+		return err
+	}
 	began := time.Now()
 	for _, pod := range n.running {
-		go func() { _, err := n.call(ctx, "ADD", pod, pod.Name); ended <- err }()
+		go func() {
+			used, err := n.call(ctx, "ADD", pod, pod.Name)
+			end <- ended{used, err}
+		}()
 	}
 	var failed []string
+	plugins := time.Duration(0)
 	for range n.running {
-		if err := <-ended; err != nil {
-			failed = append(failed, err.Error())
+		e := <-end
+		plugins += e.used
+		if e.err != nil {
+			failed = append(failed, e.err.Error())
 		}
 	}
 	elapsed := time.Since(began)
+	if n.exact {
+		after, err := n.usedByAgent()
+		if err != nil {
+			return err
+		}
+		elapsed = plugins + after - before
+	}
 	if len(failed) > 0 {
 		return fmt.Errorf("%d of %d pods of %s can't be connected: %s", len(failed), len(n.running), n.name(),
 			testbed.Brief(strings.Join(failed, "; ")))
@@ -284,21 +314,7 @@ func (t *trial) block(ctx context.Context, n *node, round int) (err error) {
 		return err
 	}
 	for _, command := range []string{"ADD", "DEL"} {
-		times := make([]int64, 0, len(n.pods))
-		began := time.Now()
-		for _, pod := range n.pods {
-			elapsed, err := n.call(ctx, command, pod, fmt.Sprintf("%s-%d", pod.Name, round))
-			if err != nil {
-				return err
-			}
-			times = append(times, int64(elapsed))
-		}
-		b, err := result.Block{Measure: strings.ToLower(command), Arm: n.arm, Round: round, Params: n.params(),
-			Start: began, Wall: time.Since(began)}.Times(times)
-		if err != nil {
-			return err
-		}
-		if err := t.out.Add(b); err != nil {
+		if err := t.calls(ctx, n, round, command); err != nil {
 			return err
 		}
 	}
@@ -308,6 +324,38 @@ func (t *trial) block(ctx context.Context, n *node, round int) (err error) {
 		return err
 	}
 	return n.awaitDevices(ctx, before, t.bed.Within(10*time.Second))
+}
+
+// calls has the plugin connect the pods of a block, or disconnect them, one after the other.
+func (t *trial) calls(ctx context.Context, n *node, round int, command string) error {
+	var times, agents, later []int64
+	began := time.Now()
+	for _, pod := range n.pods {
+		call := func() (time.Duration, error) {
+			return n.call(ctx, command, pod, fmt.Sprintf("%s-%d", pod.Name, round))
+		}
+		if !n.exact {
+			elapsed, err := call()
+			if err != nil {
+				return err
+			}
+			times = append(times, int64(elapsed))
+			continue
+		}
+		c, err := n.count(ctx, call)
+		if err != nil {
+			return err
+		}
+		times, agents, later = append(times, int64(c.plugin+c.agent)), append(agents, int64(c.agent)),
+			append(later, int64(c.later))
+	}
+	b, measure := result.Block{Arm: n.arm, Round: round, Params: n.params(), Start: began, Wall: time.Since(began)},
+		strings.ToLower(command)
+	err := t.out.AddTimes(b, measure, times)
+	if n.exact && n.agent != nil {
+		err = errors.Join(err, t.out.AddTimes(b, measure+suffixAgent, agents), t.out.AddTimes(b, measure+suffixLater, later))
+	}
+	return err
 }
 
 // devices returns how many devices a network namespace has.

@@ -73,6 +73,28 @@ func TestAttach(t *testing.T) {
 	}
 }
 
+// An exact design has the measures of an exact run, each of which is a count of processor time, and no bound in time.
+func TestExactDesign(t *testing.T) {
+	timed := (&trial{profile: quick}).Design()
+	d := (&trial{profile: quick, exact: true}).Design().Counted()
+	for _, m := range append(timed.Measures, result.Measure{ID: "add-agent"}, result.Measure{ID: "add-later"},
+		result.Measure{ID: "del-agent"}, result.Measure{ID: "del-later"}) {
+		c, ok := d.Measure(m.ID)
+		if !ok || c.Unit != result.Instructions || m.Unit != "" && m.Text == c.Text && m.ID != "del" {
+			t.Errorf("%s: %+v", m.ID, c)
+		}
+	}
+	if len(d.Measures) != len(timed.Measures)+4 || len(d.Aims) > 0 {
+		t.Errorf("measures %+v, aims %+v", d.Measures, d.Aims)
+	}
+	if text := strings.Join(d.Missing, " "); !strings.Contains(text, "How long a call waits") {
+		t.Errorf("not measured: %s", text)
+	}
+	if _, ok := timed.Measure("add-agent"); ok || len(timed.Aims) == 0 {
+		t.Error("where time is measured, the design is another")
+	}
+}
+
 // TestPluginIsMissing has no plugin beside the program.
 func TestPluginIsMissing(t *testing.T) {
 	_, err := labtest.Perform(t.Context(), labtest.Options(t, io.Discard), prepare(profile{"tiny", 1, 1, 1}))

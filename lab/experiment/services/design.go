@@ -65,8 +65,8 @@ func measures(p profile) []result.Measure {
 		l = append(l,
 			result.Measure{ID: of.id + suffixObjects, Title: of.title + ": allocations", Stat: result.Value, Detail: true,
 				Text: "in process: objects on Go's heap"},
-			result.Measure{ID: of.id + suffixBytes, Title: of.title + ": allocated", Unit: "KiB", Stat: result.Value, Detail: true,
-				Text: "likewise: their memory, also what is free again"})
+			result.Measure{ID: of.id + suffixBytes, Title: of.title + ": allocated", Unit: "KiB", Stat: result.Value,
+				Detail: true, Text: "likewise: their memory, also what is free again"})
 	}
 	return l
 }

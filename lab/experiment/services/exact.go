@@ -10,7 +10,7 @@ import (
 
 // exactly returns how much of a profile an exact run measures: counts scatter little, and emulation takes its time.
 func (p profile) exactly() profile {
-	p.Rounds, p.Cold, p.Batches, p.Batch = experiment.ExactRounds, 3, 5, 10
+	p.Rounds, p.Cold, p.Batches = experiment.ExactRounds, 5, min(p.Batches, 20)
 	return p
 }
 
@@ -28,12 +28,12 @@ func exactMethod() []string {
 	return []string{
 		fmt.Sprintf("Every arm has two network namespaces of its own, joined by a veth: a node, where the client runs, and "+
 			"a far end, where one server answers at %d addresses. Direct means: to those addresses, through a node without "+
-			"any rule and without conntrack. One DNAT rule means: to an address that the only rule of the node translates to "+
-			"one of them. All arms stand at the same time. A round takes the operations in random order; for each, direct "+
+			"any rule and without conntrack. One DNAT rule means: to an address that the only rule of the node translates "+
+			"to one of them. All arms stand at the same time. A round takes the operations in random order; for each, direct "+
 			"comes first and last, and the other arms in random order between.", testbed.Servers),
-		"The agents are this program's own `fairlead run`, one per number of Services in mode nftables and one of mode ebpf at " +
-			"the most Services, each from a folder with one object to a file. They were started with nothing in their " +
-			"kernels, and until they are ready the lab asks them every 50 ms. What is said to be in process was counted with " +
-			"the same loop and data plane within the lab's process, in fresh network namespaces.",
+		"The agents are this program's own `fairlead run`, one per number of Services in mode nftables and one of mode ebpf " +
+			"at the most Services, each from a folder with one object to a file. They were started with nothing in their " +
+			"kernels, and until they are ready the lab asks them every 50 ms. What is said to be in process was counted " +
+			"with the same loop and data plane within the lab's process, in fresh network namespaces.",
 	}
 }

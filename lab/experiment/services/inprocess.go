@@ -175,7 +175,7 @@ func (r *trial) probe(ctx context.Context) (err error) {
 	c, err := newInProcess(r.bed, ns)
 	if err == nil {
 		defer c.stop()
-		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, r.bed.Within(30*time.Second))
 		defer cancel()
 		_, err = c.apply(ctx, w.Parts, nil)
 	}

@@ -213,8 +213,8 @@ func TestDesign(t *testing.T) {
 	}
 }
 
-// An exact design has the measures of an exact run and no other, none of which is a time, and names those that it leaves
-// out, for which there is no step.
+// An exact design has the measures of an exact run and no other, none of which is a time, and names those that it
+// leaves out, for which there is no step.
 func TestExactDesign(t *testing.T) {
 	r := &trial{profile: quick().exactly(), exact: true, bed: &testbed.Testbed{}}
 	measured := map[string]bool{}
