@@ -38,6 +38,26 @@ func countedRun(t *testing.T, nft, tcp, chains float64, aims ...result.Aim) resu
 	return r
 }
 
+// What differs most in per cent comes first, not what differs by most instructions.
+func TestCompareCountedSortsByShare(t *testing.T) {
+	at := func(direct, nft float64) result.Run {
+		r := countedRun(t, nft, 0, 0)
+		for i := range r.Blocks {
+			if b := &r.Blocks[i]; b.Arm == "direct" {
+				b.Figures["p50"] = direct
+			}
+		}
+		return r
+	}
+	c, err := Compare(at(1_000_000, 1200), at(999_000, 1140))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Counted) != 2 || c.Counted[0].More() != -60 || c.Counted[1].More() != -1000 {
+		t.Errorf("%+v, want nft's −5 %% before direct's −0.1 %%", c.Counted)
+	}
+}
+
 // Two exact runs are compared by absolute numbers, without intervals, and the parts that differ are named.
 func TestCompareCounted(t *testing.T) {
 	c, err := Compare(countedRun(t, 1200, 900, 300), countedRun(t, 1260, 905, 355))

@@ -40,11 +40,12 @@ func grownWords(v analysis.Counted) string {
 	return strings.Join(l, ", ")
 }
 
-// counted makes the tables of two exact runs: all instructions, the greatest difference first, and their parts.
+// counted makes the tables of two exact runs: all instructions, the greatest difference in per cent first, and
+// their parts.
 func (p *Comparison) counted() (l []*table) {
 	d := p.c.A.Design
-	whole := &table{Title: "Instructions, the greatest difference first", Head: []string{"", "", d.Vary.Short, "A", "B",
-		lessA, "%", "A, × " + d.ArmTitle(d.Baseline), "B, ×", "parts that grew"}, Remark: randomWords}
+	whole := &table{Title: "Instructions, the greatest difference in per cent first", Head: []string{"", "", d.Vary.Short,
+		"A", "B", lessA, "%", "A, × " + d.ArmTitle(d.Baseline), "B, ×", "parts that grew"}, Remark: randomWords}
 	parts := &table{Title: "Parts that differ", Head: []string{"", "", d.Vary.Short, "part", "A", "B", lessA},
 		Remark: "Of one traced operation of each run, the shortest of five."}
 	number := func(s string) cell { return cell{Text: s, Class: "num"} }
@@ -101,8 +102,8 @@ func (p *Comparison) countedSentences() (l []string) {
 	grew := func(v analysis.Counted) bool { return v.More() > 0 && grownWords(v) != "" }
 	if i := slices.IndexFunc(c.Counted, grew); i >= 0 {
 		v := c.Counted[i]
-		text += fmt.Sprintf("; what grew most, %s (%s), did so in %s", p.name(v.Versus), moreInstructions(v.More()),
-			grownWords(v))
+		text += fmt.Sprintf("; what grew most, %s (%s, %s), did so in %s", p.name(v.Versus), moreInstructions(v.More()),
+			percent(v.Over.Value), grownWords(v))
 	}
 	return append(l, text+".")
 }
