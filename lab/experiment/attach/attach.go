@@ -41,7 +41,7 @@ and root.`,
 			p = quick
 		}
 		if o.Exact {
-			p.Rounds = experiment.ExactRounds
+			p = p.exactly()
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(b, o, p)

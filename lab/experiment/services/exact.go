@@ -10,7 +10,10 @@ import (
 
 // exactly returns how much of a profile an exact run measures: counts scatter little, and emulation takes its time.
 func (p profile) exactly() profile {
-	p.Rounds, p.Cold, p.Batches = experiment.ExactRounds, 5, min(p.Batches, 20)
+	if p.Name == quick().Name {
+		p.Services = []int{10, 1000}
+	}
+	p.Rounds, p.Cold, p.Batches = experiment.ExactRounds, 5, min(p.Batches, 10)
 	return p
 }
 

@@ -38,11 +38,11 @@ control side of a kube-proxy given with --subject is measured beside, which take
 		if o.Quick {
 			p = quick()
 		}
-		if o.Services != nil {
-			p.Services = o.Services
-		}
 		if o.Exact {
 			p = p.exactly()
+		}
+		if o.Services != nil {
+			p.Services = o.Services
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, o, p)
