@@ -131,8 +131,8 @@ func armsOf(l []*cellBlocks, but []string) (names []string) {
 	return slices.Compact(names)
 }
 
-// countParts finds the parts that differ, and sorts what is counted by how much it differs in per cent: a first write is so many
-// instructions that a per mille of it would stand before any connection.
+// countParts finds the parts that differ, and sorts what is counted by how much it differs in per cent: a first write
+// is so many instructions that a per mille of it would stand before any connection.
 func (c *Comparison) countParts(ag, bg []*cellBlocks) {
 	for i := range c.Counted {
 		v := &c.Counted[i]

@@ -34,8 +34,8 @@ func exactMethod() []string {
 			"any rule and without conntrack. One DNAT rule means: to an address that the only rule of the node translates "+
 			"to one of them. All arms stand at the same time. A round takes the operations in random order; for each, direct "+
 			"comes first and last, and the other arms in random order between.", testbed.Servers),
-		"The agents are this program's own `fairlead run`, one per number of Services in mode nftables and one of mode ebpf " +
-			"at the most Services, each from a folder with one object to a file. They were started with nothing in their " +
+		"The agents are this program's own `fairlead run`, one per number of Services in mode nftables and one of mode " +
+			"ebpf at the most Services, each from a folder with one object to a file. They were started with nothing in their " +
 			"kernels, and until they are ready the lab asks them every 50 ms. What is said to be in process was counted " +
 			"with the same loop and data plane within the lab's process, in fresh network namespaces.",
 	}
