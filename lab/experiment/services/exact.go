@@ -2,6 +2,7 @@ package services
 
 import (
 	"fmt"
+	"runtime/debug"
 
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/result"
@@ -13,8 +14,17 @@ func (p profile) exactly() profile {
 	if p.Name == quick().Name {
 		p.Services = []int{10, 1000}
 	}
-	p.Rounds, p.Cold, p.Batches = experiment.ExactRounds, 5, min(p.Batches, 10)
+	p.Rounds, p.Cold, p.Batches = experiment.ExactRounds, 3, min(p.Batches, 5)
 	return p
+}
+
+// withoutGC keeps Go's collector out of what an exact run counts, until restore: it doubled a cold sync, or did not.
+func (r *trial) withoutGC() (restore func()) {
+	if !r.exact {
+		return func() {}
+	}
+	before := debug.SetGCPercent(-1)
+	return func() { debug.SetGCPercent(before) }
 }
 
 // exactDesign leaves out of a design what an exact run has no steps for.
@@ -37,6 +47,7 @@ func exactMethod() []string {
 		"The agents are this program's own `fairlead run`, one per number of Services in mode nftables and one of mode " +
 			"ebpf at the most Services, each from a folder with one object to a file. They were started with nothing in their " +
 			"kernels, and until they are ready the lab asks them every 50 ms. What is said to be in process was counted " +
-			"with the same loop and data plane within the lab's process, in fresh network namespaces.",
+			"with the same loop and data plane within the lab's process, in fresh network namespaces, while Go's collector " +
+			"rests there: what there is to collect is counted as allocations.",
 	}
 }

@@ -212,6 +212,7 @@ func (r *trial) sync(ctx context.Context, round int, w *testbed.Decided, ns *net
 		return err
 	}
 	defer c.stop()
+	defer r.withoutGC()()
 	runtime.GC()
 	of, t := "cold", applied{}
 	if again {
@@ -301,6 +302,7 @@ func (r *trial) batches(ctx context.Context, round int) error {
 }
 
 func (r *trial) batch(ctx context.Context, round int, c *changing) error {
+	defer r.withoutGC()()
 	var kernel, wall []int64
 	begin, counters := time.Now(), map[string]float64{}
 	for range r.profile.Batch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -249,6 +250,22 @@ func TestExactDesign(t *testing.T) {
 			if strings.Contains(s.Title, word) {
 				t.Errorf("step %q", s.Title)
 			}
+		}
+	}
+}
+
+// Go's collector rests while an exact run counts, and no longer; where time is measured it is part of that.
+func TestWithoutGC(t *testing.T) {
+	before := debug.SetGCPercent(77)
+	defer debug.SetGCPercent(before)
+	for exact, want := range map[bool]int{true: -1, false: 77} {
+		restore := (&trial{exact: exact}).withoutGC()
+		during := debug.SetGCPercent(77)
+		debug.SetGCPercent(during)
+		restore()
+		after := debug.SetGCPercent(77)
+		if during != want || after != 77 {
+			t.Errorf("exact %v: %d %%, then %d %%", exact, during, after)
 		}
 	}
 }
