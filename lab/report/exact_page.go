@@ -321,7 +321,8 @@ func (c *counts) writeTimes(b *document, r run) {
 		return
 	}
 	b.say("### Ratios of instructions beside those of times\n")
-	b.say("By time on %s, %s. Each cell: the ratio of instructions in %s · that of times (its 95 %% interval) · the distance.",
+	b.say("By time on %s, %s. Each cell: the ratio of instructions in %s · that of times (its 95 %% interval) · the "+
+		"distance.",
 		escape(cpuName(r.manifest.Machine)), kernelName(r.manifest.Machine), k.name)
 	b.say("Of %s %d lie within the interval of times; half of all distances are at most %s, the greatest is %s.%s\n\n%s",
 		plural(len(far), "ratio"), within, share(stats.Median(far)), share(slices.Max(far)), c.noise(r), t.markdown())
