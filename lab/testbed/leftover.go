@@ -21,6 +21,7 @@ const (
 	spacePrefix  = "fllab-"
 	folderPrefix = "fairlead-lab-"
 	nodeSuffix   = "-node" // of a pair's near namespace
+	farSuffix    = "-far"  // of its far one
 )
 
 // owner names this process for as long as the machine runs: number and start, since numbers are used again.
@@ -129,7 +130,7 @@ func ownFolder(path string) bool {
 
 // unpin removes what an agent left in a node's namespace, since not all of it goes with the namespace.
 func unpin(name string) error {
-	if !strings.HasSuffix(name, nodeSuffix) {
+	if !strings.HasSuffix(name, nodeSuffix) && !strings.HasSuffix(name, farSuffix) {
 		return nil
 	}
 	ns, err := netns.Open(name)

@@ -105,6 +105,21 @@ func (n *Node) Get(path string) ([]byte, int, error) {
 	return b, r.StatusCode, err
 }
 
+// Metric returns the number of a time series in the agent's metrics, such as `up{a="b"}`, 0 where there is none of that
+// name.
+func (n *Node) Metric(series string) (float64, error) {
+	text, _, err := n.Get("/metrics")
+	if err != nil {
+		return 0, fmt.Errorf("read the metrics of %s: %w", n.Agent.name, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if v, ok := strings.CutPrefix(line, series+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(v), 64)
+		}
+	}
+	return 0, nil
+}
+
 // WaitReady waits until the agent is ready, which means that all is in the kernel, and returns how long after its start
 // that was; in an exact run, its processor time until then.
 func (n *Node) WaitReady(ctx context.Context) (time.Duration, error) {

@@ -57,7 +57,8 @@ type Pair struct {
 	exact      bool // servers are inline
 	inline     []*load.Inline
 	Agent      *Process           // nil: none, or none yet
-	FarAgent   *Process           // of the far end as a node; nil: none
+	peer       *Pair              // the far end as a node with an agent; nil: none
+	client     *netns.Namespace   // the client's pod; nil: the client is a process of the far end
 	KubeProxy  *kubeproxy.Node    // nil: none
 	KubeRouter *kuberouter.Router // nil: none
 	cgroup     string             // folder of the one that holds the node's processes; "": they need none of their own
@@ -96,7 +97,7 @@ func NewPair(ctx context.Context, name string) (p *Pair, err error) {
 	if p.Near, err = NewNamespace(name + nodeSuffix); err != nil {
 		return p, err
 	}
-	if p.Far, err = NewNamespace(name + "-far"); err != nil {
+	if p.Far, err = NewNamespace(name + farSuffix); err != nil {
 		return p, err
 	}
 	return p, p.join(ctx)
@@ -122,6 +123,18 @@ func (p *Pair) Enter(f func() error) error { return p.enterIn(p.Near, f) }
 
 // EnterPod runs f on the calling thread as one of the pod's processes.
 func (p *Pair) EnterPod(f func() error) error { return p.enterIn(p.pod, f) }
+
+// EnterClient runs f on the calling thread as a process of the client's pod, or else of the far end.
+func (p *Pair) EnterClient(f func() error) error {
+	node, ns := p, p.Far
+	if p.peer != nil {
+		node = p.peer
+	}
+	if p.client != nil {
+		ns = p.client
+	}
+	return node.enterIn(ns, f)
+}
 
 func (p *Pair) enterIn(ns *netns.Namespace, f func() error) error {
 	return ns.Do(func() error {
@@ -151,10 +164,11 @@ func (p *Pair) Workers() (w load.Workers) {
 
 // agents returns the pair's agents.
 func (p *Pair) agents() (l []*Process) {
-	for _, a := range []*Process{p.Agent, p.FarAgent} {
-		if a != nil {
-			l = append(l, a)
-		}
+	if p.Agent != nil {
+		l = append(l, p.Agent)
+	}
+	if p.peer != nil {
+		l = append(l, p.peer.agents()...)
 	}
 	return l
 }
@@ -267,8 +281,8 @@ func (p *Pair) ServeAs(c load.ServerConfig) error {
 	return err
 }
 
-// tracked is how many connections conntrack knows of in the node's namespace.
-func (p *Pair) tracked() (n int, err error) {
+// Tracked returns how many connections conntrack knows of in the node's namespace.
+func (p *Pair) Tracked() (n int, err error) {
 	err = p.Near.Do(func() error {
 		b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
 		if errors.Is(err, fs.ErrNotExist) {
@@ -291,6 +305,10 @@ func (p *Pair) Close() error {
 	for _, s := range p.servers {
 		errs = append(errs, s.Close())
 	}
+	far := p.Far
+	if p.peer != nil {
+		errs, far = append(errs, p.peer.Close()), nil
+	}
 	if p.Agent != nil { // what it pinned outlives the namespace
 		errs = append(errs, p.Enter(func() error { return mode.Clean(context.Background()) }))
 	}
@@ -301,7 +319,7 @@ func (p *Pair) Close() error {
 		}
 		time.Sleep(time.Millisecond) // threads that have ended leave it a moment later
 	}
-	for _, ns := range []*netns.Namespace{p.Near, p.Far, p.pod} {
+	for _, ns := range []*netns.Namespace{p.Near, far, p.pod, p.client} {
 		if ns != nil {
 			errs = append(errs, ns.Close(), netns.Delete(ns.Name))
 		}

@@ -5,21 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/kernel/route"
 	"fairlead.dev/fairlead/kernel/sysctl"
 	"fairlead.dev/fairlead/lab/load"
-	"fairlead.dev/fairlead/sandbox"
-	"fairlead.dev/fairlead/source"
 )
 
 // Path is what connects the server of a pair with the node's device.
@@ -80,23 +73,10 @@ func (p *Pair) addPodBy(ctx context.Context, path Path) (err error) {
 			return c.AddIPVLAN(eth0, path == PathIPVLANL3, far, p.pod)
 		})
 	case PathNetkit:
-		return p.routePod(ctx, func(c *link.Conn) (int, error) { return c.AddNetkit(near, far, p.pod) })
-	case PathBridge:
-		port := 0
-		err := p.routePod(ctx, func(c *link.Conn) (int, error) {
-			var err error
-			if port, err = c.AddVeth(near, far, p.pod); err != nil {
-				return 0, err
-			}
-			bridge, err := c.AddBridge("bridge") // with the link-layer address of its first port
-			return bridge, errors.Join(err, c.Attach(port, bridge))
-		})
-		if err != nil {
-			return err
-		}
-		return DialLink(p.Near, func(c *link.Conn) error { return c.Await(ctx, port) })
+		return routePod(ctx, p.Near, p.pod, podAddr,
+			func(c *link.Conn) (int, error) { return c.AddNetkit(near, far, p.pod) })
 	}
-	err = p.routePod(ctx, func(c *link.Conn) (int, error) { return c.AddVeth(near, far, p.pod) })
+	err = routeBy(ctx, path, p.Near, p.pod, podAddr, PodDevice)
 	if path == PathIPIP {
 		err = errors.Join(err, p.tunnel(p.Near, NodeAddr, farAddr, netip.Addr{}, tunnelAddr),
 			p.tunnel(p.Far, farAddr, NodeAddr, tunnelAddr, podAddr))
@@ -104,23 +84,42 @@ func (p *Pair) addPodBy(ctx context.Context, path Path) (err error) {
 	return err
 }
 
-// routePod connects the pod with a device that connect makes: the node routes to it.
-func (p *Pair) routePod(ctx context.Context, connect func(*link.Conn) (int, error)) error {
-	err := DialLink(p.Near, func(c *link.Conn) error {
+// routeBy connects a pod with a node by a veth, whose end on the node is a port of a bridge where the path has one: the
+// node routes to it.
+func routeBy(ctx context.Context, path Path, node, pod *netns.Namespace, addr netip.Addr, device string) error {
+	port := 0
+	err := routePod(ctx, node, pod, addr, func(c *link.Conn) (_ int, err error) {
+		port, err = c.AddVeth(link.End{Name: device, MAC: gatewayMAC[:]}, link.End{Name: "eth0", MAC: clientMAC[:]}, pod)
+		if err != nil || path != PathBridge {
+			return port, err
+		}
+		bridge, err := c.AddBridge("bridge") // with the link-layer address of its first port
+		return bridge, errors.Join(err, c.Attach(port, bridge))
+	})
+	if err != nil || path != PathBridge {
+		return err
+	}
+	return DialLink(node, func(c *link.Conn) error { return c.Await(ctx, port) })
+}
+
+// routePod connects a pod with a node by a device that connect makes: the node routes to it.
+func routePod(ctx context.Context, node, pod *netns.Namespace, addr netip.Addr,
+	connect func(*link.Conn) (int, error)) error {
+	err := DialLink(node, func(c *link.Conn) error {
 		dev, err := connect(c)
 		if err != nil {
 			return err
 		}
 		return errors.Join(
-			c.PutNeighbour(link.Neighbour{Dev: dev, Addr: podAddr, MAC: clientMAC}),
-			route.PutIn(p.Near, route.Route{To: netip.PrefixFrom(podAddr, podAddr.BitLen()), Dev: dev}))
+			c.PutNeighbour(link.Neighbour{Dev: dev, Addr: addr, MAC: clientMAC}),
+			route.PutIn(node, route.Route{To: netip.PrefixFrom(addr, addr.BitLen()), Dev: dev}))
 	})
 	if err != nil {
 		return err
 	}
 	return errors.Join(
-		sysctl.Set(p.Near, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"}),
-		Plug(ctx, p.pod, []netip.Addr{podAddr}, gateway, gatewayMAC))
+		sysctl.Set(node, sysctl.Setting{Name: "net/ipv4/ip_forward", Value: "1"}),
+		Plug(ctx, pod, []netip.Addr{addr}, gateway, gatewayMAC))
 }
 
 // shareDevice has the pod share the node's device, by one that share makes: the far end sends to it on the link.
@@ -161,78 +160,6 @@ func (p *Pair) tunnel(ns *netns.Namespace, local, remote, own, to netip.Addr) er
 		return errors.Join(err,
 			route.PutIn(ns, route.Route{To: netip.PrefixFrom(to, to.BitLen()), Dev: dev, Source: own}))
 	})
-}
-
-// AddOwnPair makes the namespaces of an arm with a pod connected by the node's agent, called by the CNI plugin, and
-// adds them to the testbed. With an overlay, the far end is another node with an agent, and packets between them go
-// through VXLAN; else it is a client outside of the cluster.
-func (b *Testbed) AddOwnPair(ctx context.Context, arm string, overlay bool) (*Pair, error) {
-	p, err := b.addPair(ctx, arm, nil, false)
-	if err != nil {
-		return p, err
-	}
-	if p.pod, err = NewNamespace(strings.TrimSuffix(p.Near.Name, nodeSuffix) + "-pod"); err != nil {
-		return p, err
-	}
-	cluster := &Cluster{Objects: []source.Object{NewNodeObject(NodeName, NodeAddr, podAddr)}}
-	if overlay {
-		cluster.Objects = append(cluster.Objects, NewNodeObject("b", farAddr, tunnelAddr))
-	}
-	folder, err := cluster.WriteTo(b.Dir, "network-"+arm, len(cluster.Objects))
-	if err != nil {
-		return p, err
-	}
-	run, err := b.startNetwork(ctx, p, NodeName, folder)
-	if err == nil && overlay { // in the far end
-		other := &Pair{Near: p.Far}
-		_, err = b.startNetwork(ctx, other, "b", folder)
-		p.FarAgent = other.Agent
-	}
-	if err != nil {
-		return p, err
-	}
-	r := sandbox.Runtime{Folder: run, Container: arm, Pod: "lab/server", Netns: p.pod.Name,
-		Addresses: []netip.Addr{podAddr}}
-	config, err := r.Config()
-	if err == nil {
-		err = p.Near.Do(func() error { _, err := r.Attach(config); return err })
-	}
-	if err != nil {
-		return p, fmt.Errorf("attach the pod of %s by the CNI plugin: %w", p.Near.Name, err)
-	}
-	return p, nil
-}
-
-// startNetwork starts an agent that connects pods in a pair's near end, waits until it is ready and rests, and returns
-// the folder with its network configuration.
-func (b *Testbed) startNetwork(ctx context.Context, p *Pair, node string, f *Folder) (run string, err error) {
-	run = filepath.Join(b.Dir, node+"-"+strings.TrimPrefix(p.Near.Name, b.Name+"-"))
-	if err := os.MkdirAll(run, 0o755); err != nil {
-		return "", fmt.Errorf("make a folder for the agent's socket: %w", err)
-	}
-	n := &Node{Pair: p, Folder: f, Mode: "nftables", name: node, flags: []string{"--network-mode", "Own",
-		"--network-cni-folder", run, "--network-run-folder", run}}
-	if _, err := b.ServeNode(ctx, n); err != nil {
-		return "", err
-	}
-	for end := time.Now().Add(b.Within(Patience)); time.Now().Before(end); {
-		if l, _ := filepath.Glob(filepath.Join(run, "*.conflist")); len(l) > 0 {
-			return run, nil
-		}
-		if err := errors.Join(n.Agent.Err(), Sleep(ctx, 5*time.Millisecond)); err != nil {
-			return "", err
-		}
-	}
-	return "", fmt.Errorf("%s writes no network configuration into %s: %s", n.Agent.name, run, n.Agent.last())
-}
-
-// NewNodeObject returns the Node with that address and pods in one's range.
-func NewNodeObject(name string, addr, pod netip.Addr) *corev1.Node {
-	n := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
-	n.Spec.PodCIDRs = []string{netip.PrefixFrom(pod, 24).Masked().String()}
-	n.Spec.PodCIDR = n.Spec.PodCIDRs[0]
-	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr.String()}}
-	return n
 }
 
 // Try makes a pair on a testbed of its own and connects to its server. It returns why that fails, "" if it does not,

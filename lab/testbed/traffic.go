@@ -139,7 +139,7 @@ func (t *Traffic) block(ctx context.Context, round int, p *Pair, o Operation) er
 	if err := t.out.Samples(b, s.Times); err != nil {
 		return err
 	}
-	n, err := p.tracked()
+	n, err := p.Tracked()
 	if err != nil {
 		return err
 	}

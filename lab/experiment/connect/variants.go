@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strconv"
 
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/result"
@@ -94,14 +92,9 @@ func (r *trial) startVariant(ctx context.Context, v variant) error {
 // checkVariants is an error where an arm was not what it is said to be.
 func (r *trial) checkVariants(context.Context) (err error) {
 	for i, v := range r.variants {
-		text, _, failed := r.nodes[i].Get("/metrics")
-		n := uint64(0)
-		if m := regexp.MustCompile("(?m)^" + regexp.QuoteMeta(v.metric) + ` (\S+)$`).FindSubmatch(text); m != nil {
-			f, _ := strconv.ParseFloat(string(m[1]), 64)
-			n = uint64(f)
-		}
+		n, failed := r.nodes[i].Metric(v.metric)
 		if failed == nil && n > 0 != v.some {
-			failed = fmt.Errorf("%s of %s is %d", v.metric, r.nodes[i].Pair.Near.Name, n)
+			failed = fmt.Errorf("%s of %s is %v", v.metric, r.nodes[i].Pair.Near.Name, n)
 		}
 		err = errors.Join(err, failed)
 	}
