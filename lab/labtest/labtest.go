@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -36,6 +37,17 @@ import (
 	"fairlead.dev/fairlead/source/kube"
 	"fairlead.dev/fairlead/source/manifest"
 )
+
+// Program builds the program that users run, and returns its path.
+func Program(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fairlead")
+	out, err := exec.Command("go", "build", "-o", path, "fairlead.dev/fairlead/cmd/fairlead").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return path
+}
 
 // Main is the agent when it is called as one, as the program itself would be.
 func Main(m *testing.M) {

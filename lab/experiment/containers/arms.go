@@ -8,7 +8,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"fairlead.dev/fairlead/lab/classic"
+	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/result"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/source"
@@ -112,7 +112,7 @@ func tracked(p testbed.Path) adder {
 		if err != nil {
 			return pair, err
 		}
-		return pair, pair.Near.Do(func() error { return classic.PolicyList{}.Install(ctx, classic.NFT) })
+		return pair, experiment.Track(ctx, pair.Near)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,11 +25,7 @@ var tiny = profile{"tiny", 5, time.Millisecond, 10 * time.Millisecond, 10 * time
 
 // Every arm is made by the program that users run, and has the packets that its path takes.
 func TestContainers(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "fairlead")
-	out, err := exec.Command("go", "build", "-o", program, "fairlead.dev/fairlead/cmd/fairlead").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	program := labtest.Program(t)
 	dir, s := labtest.Run(t, nil, func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial,
 		error) {
 		b.Config.Agent = []string{program}
