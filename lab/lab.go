@@ -11,6 +11,8 @@
 //	policies     what network policies cost a connection, a round trip, and the upkeep of a node in a large cluster
 //	containers   what a pod's network costs a server against a process of the node: by path, tunnel, conntrack, policies
 //	             and limits of processor time; the claims of "Why containers slow applications down"
+//	paths        what each path between two pods costs: on one node, across nodes by routes and tunnels, with and without
+//	             the fast path
 //	balance      how evenly each scheduler spreads connections, and which clients a hash moves when a backend goes
 //	control      what it takes to keep a node as an API server says, beside a real kube-proxy
 //	attach       what a CNI plugin takes to connect a pod, beside bridge and ptp with host-local
@@ -34,6 +36,7 @@ import (
 	"fairlead.dev/fairlead/lab/experiment/containers"
 	"fairlead.dev/fairlead/lab/experiment/control"
 	"fairlead.dev/fairlead/lab/experiment/fleet"
+	"fairlead.dev/fairlead/lab/experiment/paths"
 	"fairlead.dev/fairlead/lab/experiment/policies"
 	"fairlead.dev/fairlead/lab/experiment/romana"
 	"fairlead.dev/fairlead/lab/experiment/services"
@@ -44,8 +47,8 @@ import (
 // Experiments returns all there are, in the order of the help.
 func Experiments() []experiment.Experiment {
 	return []experiment.Experiment{services.Experiment, tigera.Experiment, connect.Experiment, centurylink.Experiment,
-		romana.Experiment, policies.Experiment, containers.Experiment, balance.Experiment, control.Experiment,
-		attach.Experiment, fleet.Experiment}
+		romana.Experiment, policies.Experiment, containers.Experiment, paths.Experiment, balance.Experiment,
+		control.Experiment, attach.Experiment, fleet.Experiment}
 }
 
 // Run runs an experiment and returns the folder with its results and reports. Where ctx ends before the run does, all
