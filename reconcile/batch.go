@@ -8,8 +8,9 @@ import (
 )
 
 // order sorts jobs so that each state in between is safe: what comes or changes by wave, group and rising rank, then
-// what goes by falling rank. It returns the same order each time, or a search would lose its way.
-func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
+// what goes by falling rank. It returns the same order each time, or a search would lose its way. What comes together
+// often fails together: a search is for facts that are scattered.
+func order[K dataplane.Key, V comparable](jobs []*job[K, V], scatter bool) {
 	slices.SortFunc(jobs, func(a, b *job[K, V]) int {
 		switch puts := a.puts(); {
 		case puts != b.puts() && puts:
@@ -21,6 +22,9 @@ func order[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 		case puts && a.group != b.group:
 			return a.group.Compare(b.group)
 		case a.rank == b.rank:
+			if scatter {
+				return cmp.Compare(a.id, b.id)
+			}
 			return cmp.Compare(a.n, b.n)
 		case puts:
 			return cmp.Compare(a.rank, b.rank)
@@ -46,18 +50,14 @@ func portion[K dataplane.Key, V comparable](jobs []*job[K, V], limit int) (n int
 	return n
 }
 
-// facts returns what a Write does for jobs: put by rising rank, del by falling rank.
-func (t *table[T, K, V]) facts(jobs []*job[K, V]) (put, del []dataplane.Fact[K, V]) {
+// written returns what a Write does for jobs: put by rising rank, del by falling rank.
+func written[K dataplane.Key, V comparable](jobs []*job[K, V]) (put, del []dataplane.Fact[K, V]) {
 	for _, j := range jobs {
 		if j.puts() {
-			f := dataplane.Fact[K, V]{Key: j.key, Value: j.value}
-			if j.body {
-				f.Body = t.bodies[j.key]
-			}
-			put = append(put, f)
+			put = append(put, dataplane.Fact[K, V]{Key: j.key, Value: j.value, Body: j.body})
 		}
-		if has, held := j.has(); held {
-			del = append(del, dataplane.Fact[K, V]{Key: j.key, Value: has})
+		if j.dels() {
+			del = append(del, dataplane.Fact[K, V]{Key: j.key, Value: j.has})
 		}
 	}
 	falling(del)

@@ -17,8 +17,8 @@
 //     anything else, until nothing is refused any more.
 //   - drift: what others do to the slice is seen (dataplane.Watcher), counted and undone.
 //   - plan: the same comparison, written nowhere.
-//   - bodies: what only a Write needs of a fact is held until the fact is written, and rendered anew where it has to be
-//     written once more.
+//   - memory: a fact that is as wanted is known by two hashes and a count. Its key, its value and what only a Write
+//     needs of it (its body) are rendered anew where it has to be written once more, or is listed.
 //   - waiting: for everything (Sync), or for the parts of one owner, whatever becomes of others' (SyncOwner).
 //
 // Where a batch has large groups, smaller ones come first, complete, then what of the base stands above them all: a

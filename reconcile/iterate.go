@@ -24,7 +24,7 @@ func (l *Loop[T, K, V]) iterate(ctx context.Context) <-chan time.Time {
 		return time.After(l.pause.Sub(now))
 	}
 	l.blame.search.refused, l.blame.search.groups = 0, false
-	requested := l.accept()
+	requested := l.drainQueue()
 	for ctx.Err() == nil {
 		if err := l.read(ctx); err != nil {
 			return l.retry(ctx, requested, err)
@@ -56,11 +56,11 @@ func until(t time.Time) <-chan time.Time {
 	return time.After(time.Until(t))
 }
 
-// accept brings the table up to what was told, and returns how many Changes and Checks that is. What comes is counted
-// before what goes, so that a fact of both the old and the new is not touched at all.
-func (l *Loop[T, K, V]) accept() uint64 {
-	came, went, requested := l.drainQueue()
-	l.reached = requested
+// accept brings the table up to what was told. What comes is counted before what goes, so that a fact of both the old
+// and the new is not touched at all.
+func (l *Loop[T, K, V]) accept() {
+	came, went := l.came, l.went
+	l.came, l.went = nil, nil
 	weights, total := make([]int, len(came)), 0
 	for i, p := range came {
 		facts := l.plane.Render(p)
@@ -92,27 +92,28 @@ func (l *Loop[T, K, V]) accept() uint64 {
 		l.measure(came, weights)
 	}
 	l.gone = append(l.gone, went...)
-	return requested
 }
 
-// drainQueue moves the parts on from coming to here and from going to nowhere.
-func (l *Loop[T, K, V]) drainQueue() (came, went []T, requested uint64) {
+// drainQueue moves the parts on from coming to here and from going to nowhere: accept is to take them in. It returns
+// how many Changes and Checks that is.
+func (l *Loop[T, K, V]) drainQueue() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, p := range l.changed {
 		switch ph, ok := l.parts[p]; {
 		case ok && ph == coming:
 			l.parts[p] = here
-			came = append(came, p)
+			l.came = append(l.came, p)
 		case ok && ph == going:
 			delete(l.parts, p)
-			went = append(went, p)
+			l.went = append(l.went, p)
 		}
 	}
 	l.changed = nil
 	l.stale = l.stale || l.readDue
 	l.readDue = false
-	return came, went, l.requested
+	l.reached = l.requested
+	return l.reached
 }
 
 // present returns the parts whose facts the table counts as wanted.
@@ -124,9 +125,11 @@ func (l *Loop[T, K, V]) present() []T {
 	return parts
 }
 
-// read learns what the kernel holds, where that is not known.
+// read learns what the kernel holds, where that is not known, and takes in what was told. The first time the Read comes
+// first: then nothing that is held and wanted is ever a job.
 func (l *Loop[T, K, V]) read(ctx context.Context) error {
 	if !l.stale {
+		l.accept()
 		return nil
 	}
 	begin := time.Now()
@@ -140,9 +143,10 @@ func (l *Loop[T, K, V]) read(ctx context.Context) error {
 		return fmt.Errorf("reading what the kernel holds: %w", err)
 	}
 	start := !l.table.known
-	drift := l.table.found(facts)
+	l.table.learn(facts)
+	l.accept()
+	drift := l.table.compare(facts, l.wanted)
 	l.stale = false
-	l.renderBodies(drift)
 	if start || len(drift) == 0 {
 		return nil
 	}

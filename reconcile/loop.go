@@ -54,7 +54,9 @@ type Loop[T comparable, K dataplane.Key, V comparable] struct {
 	table   *table[T, K, V]
 	ground  map[T][]dataplane.Fact[K, V] // facts of the parts of the base
 	large   map[model.Owner]int          // waves of large owners whose parts are on their way
-	reached uint64                       // of requested, what the table has
+	reached uint64                       // of requested, what the table has, or is to have next:
+	came    []T                          // parts that are wanted
+	went    []T                          // parts that are wanted no more
 	gone    []T                          // parts no longer wanted of which some fact may still be held
 	blame   refusedOwners
 	iteration

@@ -63,9 +63,12 @@ func in(t *testing.T, o Options[*part], f func(*rig)) {
 		r.stop = func() {}
 		f(r)
 		r.stop()
-		for k := range r.loop.table.bodies {
-			if r.loop.table.job(k) == nil && r.loop.table.known {
-				t.Errorf("the body of %v is held, which is written", k)
+		for id, e := range r.loop.table.entries {
+			switch j := r.loop.table.jobOf(e); {
+			case j != nil && j.id != id:
+				t.Errorf("an entry's job is another key's: %v", j.key)
+			case j == nil && r.loop.table.known && (e.job != settled || e.refs == 0):
+				t.Errorf("an entry that is neither as wanted nor has a job: %+v", e)
 			}
 		}
 		if err := r.complaints(); err != nil {
@@ -669,8 +672,8 @@ func TestBackoff(t *testing.T) {
 }
 
 func TestPortion(t *testing.T) {
-	one := &job[key, string]{entry: &entry[key, string]{refs: 1}}
-	two := &job[key, string]{entry: &entry[key, string]{refs: 1, held: true}}
+	one := &job[key, string]{refs: 1}
+	two := &job[key, string]{refs: 1, held: true}
 	for _, c := range []struct {
 		jobs  []*job[key, string]
 		limit int

@@ -52,6 +52,41 @@ func roundRobin(i int) []model.ServicePart {
 		External: t}}
 }
 
+// A fact that is in the kernel is known by hashes: what a loop holds of it doesn't depend on how long keys and values
+// are, and is a third of what the facts themselves would be.
+func TestWrittenFactsLeaveLittleMemory(t *testing.T) {
+	p := &nftables.Plane{}
+	l := reconcile.New(onPaper[nftables.Key]{p}, reconcile.Options[model.ServicePart]{Owner: model.OwnerOf})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- l.Run(ctx) }()
+	defer func() { stop(); <-ended }()
+	var parts []model.ServicePart
+	facts := 0
+	for i := range 4000 {
+		parts = append(parts, roundRobin(2 * i)[0])
+		facts += len(p.Render(parts[i]))
+	}
+	used := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := used()
+	l.Change(parts, nil)
+	if err := l.Sync(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if each := (used() - before) / int64(facts); each > 80 {
+		t.Errorf("%d facts leave %d bytes each, want at most 80", facts, each)
+	} else {
+		t.Logf("%d facts leave %d bytes each", facts, each)
+	}
+	runtime.KeepAlive(parts)
+}
+
 func leavesNone[K dataplane.Key](t *testing.T, p dataplane.Plane[model.ServicePart, K, string]) {
 	l := reconcile.New(onPaper[K]{p}, reconcile.Options[model.ServicePart]{Owner: model.OwnerOf, Label: model.LabelOf})
 	ctx, stop := context.WithCancel(t.Context())

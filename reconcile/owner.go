@@ -71,8 +71,7 @@ func (l *Loop[T, K, V]) sign(p T, o unit, wave int) {
 		if !slices.Contains(j.owners, o) {
 			j.owners = append(j.owners, o)
 		}
-		has, held := j.has()
-		j.origin = j.origin || held && has == f.Value
+		j.origin = j.origin || j.held && j.has == f.Value
 	}
 }
 
@@ -105,12 +104,11 @@ func (l *Loop[T, K, V]) forget() {
 			return true
 		}
 		for _, f := range l.render(p) {
-			e := l.table.entries[f.Key]
-			if e == nil || !e.held {
+			held, same := l.table.holds(f)
+			if !held {
 				continue
 			}
-			has, _ := e.has()
-			if t := (trace{o, f.Key, has == f.Value}); !recorded[t] {
+			if t := (trace{o, f.Key, same}); !recorded[t] {
 				recorded[t], known = true, false
 			}
 		}

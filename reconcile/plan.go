@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"fairlead.dev/fairlead/dataplane"
 )
@@ -71,30 +72,33 @@ func (l *Loop[T, K, V]) compare(ctx context.Context) (difference[K, V], error) {
 		return difference[K, V]{}, fmt.Errorf("planning: %w", err)
 	}
 	defer l.release()
+	l.drainQueue()
 	l.accept()
 	facts, err := l.plane.Read(ctx)
 	if err != nil {
 		return difference[K, V]{}, fmt.Errorf("planning: reading what the kernel holds: %w", err)
 	}
-	return l.table.plan(facts), nil
+	return l.table.plan(facts, l.wanted), nil
 }
 
 // plan compares what is wanted with facts, those that the kernel holds.
-func (t *table[T, K, V]) plan(facts []dataplane.Fact[K, V]) (p difference[K, V]) {
+func (t *table[T, K, V]) plan(facts []dataplane.Fact[K, V],
+	wanted iter.Seq[dataplane.Fact[K, V]]) (p difference[K, V]) {
 	same := make(map[K]bool, len(facts))
 	for _, f := range facts {
-		if e := t.entries[f.Key]; e != nil && e.wanted() && e.value == f.Value {
+		if _, so := t.wants(f); so {
 			same[f.Key] = true
 		} else {
 			p.Del = append(p.Del, f)
 		}
 	}
-	for k, e := range t.entries {
-		if e.wanted() && !same[k] {
-			p.Put = append(p.Put, dataplane.Fact[K, V]{Key: k, Value: e.value})
+	p.Held = len(same)
+	for f := range wanted {
+		if _, so := t.wants(f); so && !same[f.Key] {
+			same[f.Key] = true
+			p.Put = append(p.Put, dataplane.Fact[K, V]{Key: f.Key, Value: f.Value})
 		}
 	}
-	p.Held = len(same)
 	rising(p.Put)
 	falling(p.Del)
 	return p

@@ -15,7 +15,7 @@ import (
 func (l *Loop[T, K, V]) replaces() bool {
 	before := l.replacing
 	l.replacing = slices.ContainsFunc(l.table.todo, func(j *job[K, V]) bool {
-		if !j.other || !j.puts() {
+		if !j.dels() || !j.puts() {
 			return false
 		}
 		f, is := any(j.key).(dataplane.Foundation)
@@ -67,7 +67,7 @@ func (l *Loop[T, K, V]) replace(ctx context.Context, jobs []*job[K, V]) error {
 func (l *Loop[T, K, V]) culprit(ctx context.Context, c dataplane.Checker[K, V], jobs []*job[K, V]) (*job[K, V], error) {
 	var why error
 	n := sort.Search(len(jobs), func(n int) bool {
-		put, del := l.table.facts(jobs[:n+1])
+		put, del := written(jobs[:n+1])
 		err := c.Check(ctx, put, del)
 		if err != nil {
 			why = err

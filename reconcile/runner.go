@@ -153,15 +153,15 @@ func (l *Loop[T, K, V]) ownerDone(parts []T, settled bool) (done bool, err error
 	refused := map[string]error{}
 	for _, p := range parts {
 		for _, f := range l.render(l.wantedPart(p)) {
-			e := l.table.entries[f.Key]
-			switch {
-			case e == nil || !e.wanted():
+			wanted, so := l.table.wants(f)
+			switch j := l.table.job(f.Key); {
+			case !wanted:
 				waiting = true
-			case e.value != f.Value:
+			case !so:
 				refused[fmt.Sprint(f.Key)] = fmt.Errorf("%v is wanted with different values", f.Key)
-			case e.job == nil:
-			case e.job.why != nil && (e.job.why.certain || e.job.why.attempts >= doubts):
-				refused[fmt.Sprint(f.Key)] = e.job.why.err
+			case j == nil:
+			case j.why != nil && (j.why.certain || j.why.attempts >= doubts):
+				refused[fmt.Sprint(f.Key)] = j.why.err
 			default:
 				waiting = true
 			}

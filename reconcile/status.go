@@ -84,7 +84,7 @@ func (l *Loop[T, K, V]) report() error {
 		why = l.notServing(failing)
 	}
 	l.count(func(s *Status) {
-		s.Parts, s.Held, s.Unsynced = len(l.parts), l.table.held, len(l.table.todo)
+		s.Parts, s.Held, s.Unsynced = len(l.parts), l.table.held(), len(l.table.todo)
 		s.Error, s.Failing, s.Closed = "", failing, l.closed()
 		s.Serving, s.NotServing = serving, why
 		if s.FirstSync.IsZero() && serving && !l.doubtful() {
@@ -152,7 +152,7 @@ func (l *Loop[T, K, V]) claimants() map[K][]unit {
 	owners := map[K][]unit{}
 	for _, p := range l.present() {
 		for _, f := range l.plane.Render(p) {
-			if l.table.claims[f.Key] != nil && !slices.Contains(owners[f.Key], l.unitOf(p)) {
+			if l.table.claims[l.table.id(f.Key)] != nil && !slices.Contains(owners[f.Key], l.unitOf(p)) {
 				owners[f.Key] = append(owners[f.Key], l.unitOf(p))
 			}
 		}

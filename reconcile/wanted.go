@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"hash/maphash"
+	"iter"
 	"slices"
 	"time"
 
@@ -8,41 +10,41 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// entry is what is known of one key. There is one for each key that is wanted or held, so it is small.
-type entry[K dataplane.Key, V comparable] struct {
-	value  V          // the wanted value; where the key is not wanted, the held one
-	job    *job[K, V] // what there is to do; nil: the kernel holds just what is wanted
-	refs   int32      // how many times wanted parts render it
-	held   bool       // the kernel holds the key
-	seen   bool       // in the Read that is being taken in
-	body   bool       // the wanted fact's Body is in table.bodies
-	bodied bool       // the wanted fact has a Body
+// entry is what is known of one key. There is one for each key that is wanted or held, so it is small and has no
+// pointer: a fact that is as wanted is known by hashes, and rendered again where it is to be written once more.
+type entry struct {
+	digest uint64 // of the fact that is wanted, or, before a Read is compared, held
+	refs   int32  // how many times wanted parts render it
+	job    int32  // its number in table.todo, from 1; settled or unread
 }
 
-func (e *entry[K, V]) wanted() bool { return e.refs > 0 }
-
-// has returns the value that the kernel holds.
-func (e *entry[K, V]) has() (v V, held bool) {
-	if e.job != nil && e.job.other {
-		return e.job.old, true
-	}
-	return e.value, e.held
-}
+// The numbers of entries without a job.
+const (
+	settled = 0  // the kernel holds just what is wanted, or, before a Read is compared, what nothing wants so far
+	unread  = -1 // it is wanted; whether it is held is not known
+)
 
 // job is a key that is not as wanted: it has to be put, to go, or, both, to change its value.
 type job[K dataplane.Key, V comparable] struct {
-	*entry[K, V]
 	key   K
+	value V     // the wanted value
+	body  any   // of the wanted fact
+	refs  int32 // how many times wanted parts render it; 0: it has to go
+	held  bool  // the kernel holds the key:
+	has   V     // with that value
+	seen  bool  // in the Read that is being compared
 	rank  int
+	id    uint64 // of its entry
 	n     uint64 // among jobs of the same rank
 	at    int    // place in the list of all jobs
-	other bool   // the key is held with another value than the wanted one:
-	old   V
 
 	why     *failure // nil: never refused
 	drifted []unit   // owners, where it was others who undid it
+	needs
+}
 
-	// Known in times of trouble, and of a large batch.
+// needs is which owners need a job: known in times of trouble, and of a large batch.
+type needs struct {
 	owners []unit      // of this key, as far as asked for
 	origin bool        // one of them has rendered the held value
 	signed int32       // how many times their parts that are wanted render the wanted value
@@ -51,7 +53,7 @@ type job[K dataplane.Key, V comparable] struct {
 	group  model.Owner // the only one that needs it, where owners are tried by themselves
 }
 
-func (j *job[K, V]) puts() bool { return j.wanted() }
+func (j *job[K, V]) puts() bool { return j.refs > 0 }
 func (j *job[K, V]) dels() bool { return j.held }
 
 // failure is why facts are not true, shared by all that were refused in one Write.
@@ -67,202 +69,307 @@ type failure struct {
 
 // claim is a part's wish for a value of a key that other parts want with another value. While a change is taken in, it
 // is the new value that waits for the old part to go; one that outlives the change is a bug of the plane.
-type claim[T comparable, V comparable] struct {
-	part  T
-	value V
-	body  any
+type claim[T comparable, K dataplane.Key, V comparable] struct {
+	part T
+	dataplane.Fact[K, V]
 }
 
-// table holds every key that is wanted or held, and what there is to do.
+// table holds every key that is wanted or held, and what there is to do. A key that is as wanted is known by a hash of
+// itself and one of its fact, 64 bits each, both by seeds that no one else knows. Two facts are taken for one where
+// both agree: of n facts by chance in one of 2^129/n² runs. Where the keys' hashes alone agree (2^65/n²), one of the
+// two is reported as wanted with different values, until a restart draws other seeds.
 type table[T comparable, K dataplane.Key, V comparable] struct {
-	entries map[K]*entry[K, V]
-	todo    []*job[K, V]        // in no order
-	jobs    uint64              // jobs so far
-	held    int                 // entries held
-	claims  map[K][]claim[T, V] // wishes that wait behind another value, in the order they came
-	known   bool                // a Read has come in; before, nothing is held and there are no jobs
-	bodies  map[K]any           // of facts that are not written yet
+	keys, facts maphash.Seed
+	entries     map[uint64]entry
+	todo        []*job[K, V]                // in no order
+	jobs        uint64                      // jobs so far
+	claims      map[uint64][]claim[T, K, V] // wishes that wait behind another value, in the order they came
+	known       bool                        // a Read has come in; before, nothing is held and there are no jobs
 }
 
 func newTable[T comparable, K dataplane.Key, V comparable]() *table[T, K, V] {
-	return &table[T, K, V]{entries: map[K]*entry[K, V]{}, claims: map[K][]claim[T, V]{}, bodies: map[K]any{}}
+	return &table[T, K, V]{keys: maphash.MakeSeed(), facts: maphash.MakeSeed(), entries: map[uint64]entry{},
+		claims: map[uint64][]claim[T, K, V]{}}
 }
 
-// at returns k's entry, a new one where there is none.
-func (t *table[T, K, V]) at(k K) *entry[K, V] {
-	e := t.entries[k]
-	if e == nil {
-		e = &entry[K, V]{}
-		t.entries[k] = e
-	}
-	return e
+// id returns what a key is known by.
+func (t *table[T, K, V]) id(k K) uint64 { return maphash.Comparable(t.keys, k) }
+
+// statement is what a fact says.
+type statement[K dataplane.Key, V comparable] struct {
+	key   K
+	value V
+}
+
+// digest returns what a fact is known by among those of its key.
+func (t *table[T, K, V]) digest(k K, v V) uint64 {
+	return maphash.Comparable(t.facts, statement[K, V]{k, v})
 }
 
 // job returns what there is to do about k, or nil.
 func (t *table[T, K, V]) job(k K) *job[K, V] {
-	if e := t.entries[k]; e != nil {
-		return e.job
+	if len(t.todo) == 0 {
+		return nil
+	}
+	return t.jobOf(t.entries[t.id(k)])
+}
+
+// jobOf returns what there is to do about an entry's key, or nil.
+func (t *table[T, K, V]) jobOf(e entry) *job[K, V] {
+	if e.job > 0 {
+		return t.todo[e.job-1]
 	}
 	return nil
 }
 
+// wants reports whether f's key is wanted, and with f's value.
+func (t *table[T, K, V]) wants(f dataplane.Fact[K, V]) (key, value bool) {
+	e := t.entries[t.id(f.Key)]
+	if j := t.jobOf(e); j != nil {
+		return j.puts(), j.puts() && j.value == f.Value
+	}
+	return e.refs > 0, e.refs > 0 && e.digest == t.digest(f.Key, f.Value)
+}
+
+// holds reports whether the kernel holds f's key, and with f's value.
+func (t *table[T, K, V]) holds(f dataplane.Fact[K, V]) (key, value bool) {
+	e, known := t.entries[t.id(f.Key)]
+	if j := t.jobOf(e); j != nil {
+		return j.held, j.held && j.has == f.Value
+	}
+	key = known && e.job == settled
+	return key, key && e.digest == t.digest(f.Key, f.Value)
+}
+
+// held returns how many keys the kernel holds.
+func (t *table[T, K, V]) held() (n int) {
+	if !t.known {
+		return 0
+	}
+	n = len(t.entries) - len(t.todo)
+	for _, j := range t.todo {
+		n += int(one(j.held))
+	}
+	return n
+}
+
 // want counts one more wish for f. A second value for a key waits as a claim: the first stays.
 func (t *table[T, K, V]) want(part T, f dataplane.Fact[K, V]) {
-	switch e := t.at(f.Key); {
-	case !e.wanted():
-		t.adopt(f.Key, e, claim[T, V]{part, f.Value, f.Body}, 1)
-	case e.value == f.Value:
+	id := t.id(f.Key)
+	e, known := t.entries[id]
+	switch j := t.jobOf(e); {
+	case j != nil && !j.puts():
+		t.adopt(j, f, 1)
+	case j != nil && j.value == f.Value:
+		j.refs++
+	case j != nil:
+		t.claim(id, part, f)
+	case known && e.digest == t.digest(f.Key, f.Value):
 		e.refs++
+		t.entries[id] = e
+	case known && e.refs > 0:
+		t.claim(id, part, f)
+	case t.known: // it is not held, or another value is, which compare sets
+		t.adopt(t.start(id, f.Key), f, 1)
 	default:
-		t.claims[f.Key] = append(t.claims[f.Key], claim[T, V]{part, f.Value, f.Body})
+		t.entries[id] = entry{t.digest(f.Key, f.Value), 1, unread}
 	}
 }
 
 // drop takes back one wish of part for f.
 func (t *table[T, K, V]) drop(part T, f dataplane.Fact[K, V]) {
-	if t.unclaim(f.Key, part, f.Value) {
+	id := t.id(f.Key)
+	if t.unclaim(id, part, f.Value) {
 		return
 	}
-	e := t.at(f.Key)
-	if e.refs > 1 {
+	e, known := t.entries[id]
+	j := t.jobOf(e)
+	switch {
+	case !known:
+		return
+	case j != nil && j.refs > 1:
+		j.refs--
+		return
+	case j == nil && e.refs > 1:
 		e.refs--
+		t.entries[id] = e
 		return
 	}
-	c, refs := t.nextClaim(f.Key)
-	t.adopt(f.Key, e, c, refs)
+	next, refs := t.nextClaim(id)
+	switch {
+	case j != nil:
+	case e.job == settled:
+		j = t.start(id, f.Key)
+		j.held, j.has = true, f.Value
+	case refs == 0:
+		delete(t.entries, id)
+		return
+	default:
+		t.entries[id] = entry{t.digest(next.Key, next.Value), refs, unread}
+		return
+	}
+	t.adopt(j, next, refs)
 }
 
-// adopt makes c, wished for refs times, what is wanted of k. What was refused before says nothing about it.
-func (t *table[T, K, V]) adopt(k K, e *entry[K, V], c claim[T, V], refs int32) {
-	has, held := e.has()
-	e.value, e.refs, e.bodied = c.value, refs, c.body != nil
-	t.setBody(k, e, c.body)
-	if t.set(k, e, has, held); e.job != nil {
-		e.job.why = nil
-	}
+// adopt makes f, wished for refs times, what is wanted of j's key. What was refused before says nothing about it.
+func (t *table[T, K, V]) adopt(j *job[K, V], f dataplane.Fact[K, V], refs int32) {
+	j.value, j.body, j.refs, j.why = f.Value, f.Body, refs, nil
+	t.set(j, j.has, j.held)
 }
 
-// setBody holds the body of a wanted fact until it is written; nil forgets it.
-func (t *table[T, K, V]) setBody(k K, e *entry[K, V], body any) {
-	if body != nil {
-		t.bodies[k], e.body = body, true
-	} else if e.body {
-		if delete(t.bodies, k); len(t.bodies) == 0 {
-			t.bodies = map[K]any{} // a map never shrinks
-		}
-		e.body = false
-	}
+func (t *table[T, K, V]) claim(id uint64, part T, f dataplane.Fact[K, V]) {
+	t.claims[id] = append(t.claims[id], claim[T, K, V]{part, f})
 }
 
 // unclaim forgets the claim of a part for a value, if it is there.
-func (t *table[T, K, V]) unclaim(k K, part T, v V) bool {
-	cs := t.claims[k]
-	i := slices.IndexFunc(cs, func(c claim[T, V]) bool { return c.part == part && c.value == v })
+func (t *table[T, K, V]) unclaim(id uint64, part T, v V) bool {
+	cs := t.claims[id]
+	i := slices.IndexFunc(cs, func(c claim[T, K, V]) bool { return c.part == part && c.Value == v })
 	if i < 0 {
 		return false
 	}
-	t.setClaims(k, slices.Delete(cs, i, i+1))
+	t.setClaims(id, slices.Delete(cs, i, i+1))
 	return true
 }
 
-// nextClaim removes the oldest claim on k and all others for the same value, and returns it and how many they were.
-func (t *table[T, K, V]) nextClaim(k K) (next claim[T, V], refs int32) {
-	cs := t.claims[k]
+// nextClaim removes the oldest claim on a key and all others for the same value, and returns it and how many they were.
+func (t *table[T, K, V]) nextClaim(id uint64) (next dataplane.Fact[K, V], refs int32) {
+	cs := t.claims[id]
 	if len(cs) == 0 {
 		return next, 0
 	}
-	next = cs[0]
+	next = cs[0].Fact
 	n := len(cs)
-	cs = slices.DeleteFunc(cs, func(c claim[T, V]) bool { return c.value == next.value })
-	t.setClaims(k, cs)
+	cs = slices.DeleteFunc(cs, func(c claim[T, K, V]) bool { return c.Value == next.Value })
+	t.setClaims(id, cs)
 	return next, int32(n - len(cs))
 }
 
-func (t *table[T, K, V]) setClaims(k K, cs []claim[T, V]) {
+func (t *table[T, K, V]) setClaims(id uint64, cs []claim[T, K, V]) {
 	if len(cs) > 0 {
-		t.claims[k] = cs
+		t.claims[id] = cs
 		return
 	}
-	if delete(t.claims, k); len(t.claims) == 0 {
-		t.claims = map[K][]claim[T, V]{} // a map never shrinks
+	if delete(t.claims, id); len(t.claims) == 0 {
+		t.claims = map[uint64][]claim[T, K, V]{} // a map never shrinks
 	}
 }
 
-// found takes in what the kernel holds, all of it, and returns the jobs that come of that alone.
-func (t *table[T, K, V]) found(facts []dataplane.Fact[K, V]) (fresh []*job[K, V]) {
+// learn takes in what the kernel holds at the first Read, so that what is wanted next is compared as it comes. compare
+// must follow.
+func (t *table[T, K, V]) learn(facts []dataplane.Fact[K, V]) {
+	if t.known {
+		return
+	}
 	t.known = true
-	before := t.jobs
 	for _, f := range facts {
-		e := t.at(f.Key)
-		e.seen = true
-		t.set(f.Key, e, f.Value, true)
-	}
-	for k, e := range t.entries {
-		if !e.seen {
-			t.set(k, e, e.value, false)
-		}
-		e.seen = false
-	}
-	for _, j := range t.todo {
-		if j.n > before {
-			fresh = append(fresh, j)
+		id := t.id(f.Key)
+		if _, known := t.entries[id]; !known {
+			t.entries[id] = entry{digest: t.digest(f.Key, f.Value)}
 		}
 	}
-	return fresh
+}
+
+// compare takes in what the kernel holds, all of it, and returns the jobs that come of that alone. wanted are the
+// facts of all wanted parts.
+func (t *table[T, K, V]) compare(facts []dataplane.Fact[K, V], wanted iter.Seq[dataplane.Fact[K, V]]) []*job[K, V] {
+	before, same := t.jobs, 0
+	other := map[uint64]V{} // held with another value than the wanted one, by what is known of a key
+	for _, f := range facts {
+		id := t.id(f.Key)
+		e, known := t.entries[id]
+		j := t.jobOf(e)
+		switch {
+		case j == nil && known && e.refs > 0 && e.digest == t.digest(f.Key, f.Value):
+			same++
+			if e.job == unread {
+				t.entries[id] = entry{e.digest, e.refs, settled}
+			}
+			continue
+		case j == nil && known && e.refs > 0:
+			other[id] = f.Value
+			continue
+		case j == nil:
+			j = t.start(id, f.Key)
+		}
+		j.seen = true
+		t.set(j, f.Value, true)
+	}
+	var none V
+	for _, j := range slices.Clone(t.todo) {
+		if !j.seen {
+			t.set(j, none, false)
+		}
+		j.seen = false
+	}
+	if same < len(t.entries)-len(t.todo) {
+		t.lose(facts, other, wanted)
+	}
+	return slices.DeleteFunc(slices.Clone(t.todo), func(j *job[K, V]) bool { return j.n <= before })
+}
+
+// lose starts the jobs of the facts that are wanted and not among facts: of other, the held value.
+func (t *table[T, K, V]) lose(facts []dataplane.Fact[K, V], other map[uint64]V, wanted iter.Seq[dataplane.Fact[K, V]]) {
+	lost := make(map[uint64]struct{}, len(t.entries)-len(t.todo))
+	for id, e := range t.entries {
+		if e.job <= 0 {
+			lost[id] = struct{}{}
+		}
+	}
+	for _, f := range facts {
+		id := t.id(f.Key)
+		if _, is := other[id]; !is {
+			delete(lost, id)
+		}
+	}
+	for f := range wanted {
+		id := t.id(f.Key)
+		e := t.entries[id]
+		if _, is := lost[id]; !is || e.digest != t.digest(f.Key, f.Value) {
+			continue
+		}
+		j := t.start(id, f.Key)
+		j.has, j.held = other[id]
+		t.adopt(j, f, e.refs)
+		if delete(lost, id); len(lost) == 0 {
+			return
+		}
+	}
 }
 
 // done records that the kernel holds what is wanted of j's key.
-func (t *table[T, K, V]) done(j *job[K, V]) { t.set(j.key, j.entry, j.value, j.wanted()) }
+func (t *table[T, K, V]) done(j *job[K, V]) { t.set(j, j.value, j.puts()) }
 
-// set records what the kernel holds for k, the value has or nothing, and with it what there is to do.
-func (t *table[T, K, V]) set(k K, e *entry[K, V], has V, held bool) {
-	if e.held != held {
-		t.held += step(held)
-		e.held = held
-	}
-	if !e.wanted() {
-		e.value = has
-	}
-	other := held && e.value != has
-	switch {
-	case t.known && (other || held != e.wanted()):
-		j := t.start(k, e)
-		j.other, j.old = other, has
-	case e.job != nil:
-		t.finish(e.job)
-	}
-	if e.body && t.known && e.job == nil {
-		t.setBody(k, e, nil)
-	}
-	if !e.wanted() && !held {
-		delete(t.entries, k)
+// set records what the kernel holds for j's key, the value has or nothing. Where that is as wanted, j is done.
+func (t *table[T, K, V]) set(j *job[K, V], has V, held bool) {
+	switch j.has, j.held = has, held; {
+	case j.puts() && held && j.value == has:
+		t.finish(j)
+		t.entries[j.id] = entry{t.digest(j.key, j.value), j.refs, settled}
+	case !j.puts() && !held:
+		t.finish(j)
+		delete(t.entries, j.id)
 	}
 }
 
-func step(up bool) int {
-	if up {
-		return 1
-	}
-	return -1
-}
-
-// start returns e's job, a new one where there is none.
-func (t *table[T, K, V]) start(k K, e *entry[K, V]) *job[K, V] {
-	if e.job == nil {
-		t.jobs++
-		e.job = &job[K, V]{entry: e, key: k, rank: k.Rank(), n: t.jobs, at: len(t.todo)}
-		t.todo = append(t.todo, e.job)
-	}
-	return e.job
+// start returns a new job about a key.
+func (t *table[T, K, V]) start(id uint64, k K) *job[K, V] {
+	t.jobs++
+	j := &job[K, V]{key: k, id: id, rank: k.Rank(), n: t.jobs, at: len(t.todo)}
+	t.todo = append(t.todo, j)
+	t.entries[id] = entry{job: int32(len(t.todo))}
+	return j
 }
 
 // finish takes j off the list.
 func (t *table[T, K, V]) finish(j *job[K, V]) {
-	last := len(t.todo) - 1
-	t.todo[j.at], t.todo[last].at = t.todo[last], j.at
-	t.todo[last] = nil
-	if t.todo = t.todo[:last]; last == 0 {
+	end := len(t.todo) - 1
+	if last := t.todo[end]; last != j {
+		t.todo[j.at], last.at = last, j.at
+		t.entries[last.id] = entry{job: int32(j.at + 1)}
+	}
+	t.todo[end] = nil
+	if t.todo = t.todo[:end]; end == 0 {
 		t.todo = nil
 	}
-	j.entry.job = nil
 }

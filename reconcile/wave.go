@@ -112,25 +112,11 @@ func withoutBodies[K dataplane.Key, V comparable](facts []dataplane.Fact[K, V]) 
 	return l
 }
 
-// renderBodies renders the bodies of facts again that were written before and are to be written once more.
-func (l *Loop[T, K, V]) renderBodies(jobs []*job[K, V]) {
-	missing := 0
-	for _, j := range jobs {
-		if j.bodied && !j.body && j.puts() {
-			missing++
-		}
-	}
-	if missing == 0 {
-		return
-	}
+// wanted returns the facts of all parts that the table has as wanted, rendered again.
+func (l *Loop[T, K, V]) wanted(yield func(dataplane.Fact[K, V]) bool) {
 	for _, p := range l.present() {
 		for _, f := range l.plane.Render(p) {
-			j := l.table.job(f.Key)
-			if f.Body == nil || j == nil || j.body || !j.puts() || f.Value != j.value {
-				continue
-			}
-			l.table.setBody(f.Key, j.entry, f.Body)
-			if missing--; missing == 0 {
+			if !yield(f) {
 				return
 			}
 		}

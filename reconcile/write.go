@@ -44,7 +44,7 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	if whole {
 		join(jobs)
 	}
-	order(jobs)
+	order(jobs, l.blame.search.on)
 	if len(alone)+len(waiting) == 0 {
 		return jobs, held, next
 	}
@@ -52,7 +52,7 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	if jobs = pass(jobs, stuck); len(jobs) > 0 {
 		return jobs, held, next
 	}
-	order(alone)
+	order(alone, l.blame.search.on)
 	return l.oldest(pass(alone, stuck)), held, next
 }
 
@@ -73,7 +73,7 @@ func (l *Loop[T, K, V]) oldest(jobs []*job[K, V]) []*job[K, V] {
 		return a.why.due.Compare(b.why.due)
 	})
 	jobs = jobs[:min(len(jobs), max(1, l.blame.search.alone))]
-	order(jobs)
+	order(jobs, l.blame.search.on)
 	return jobs
 }
 
@@ -107,7 +107,7 @@ func (l *Loop[T, K, V]) known(jobs []*job[K, V]) bool {
 
 // apply makes one Write of jobs, and counts it.
 func (l *Loop[T, K, V]) apply(ctx context.Context, jobs []*job[K, V], again bool) error {
-	put, del := l.table.facts(jobs)
+	put, del := written(jobs)
 	begin := time.Now()
 	err := l.plane.Write(ctx, put, del)
 	latency := time.Since(begin)
