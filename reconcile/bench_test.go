@@ -174,3 +174,18 @@ func BenchmarkChangeBesideFailure(b *testing.B) {
 		changeOne(b, l, parts, i)
 	}
 }
+
+// BenchmarkSyncOwner waits for the parts of one owner of 75,000, which are in the kernel.
+func BenchmarkSyncOwner(b *testing.B) {
+	parts := make([]*bigPart, 75_000)
+	for i := range parts {
+		parts[i] = &bigPart{number: uint32(i)}
+	}
+	l, stop := bigLoop(b, &paper{}, parts)
+	defer stop()
+	for i := 0; b.Loop(); i++ {
+		if err := l.SyncOwner(b.Context(), model.Owner{Name: fmt.Sprint(i % len(parts))}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -106,6 +106,7 @@ func (l *Loop[T, K, V]) drainQueue() uint64 {
 			l.came = append(l.came, p)
 		case ok && ph == going:
 			delete(l.parts, p)
+			l.owned.remove(p)
 			l.went = append(l.went, p)
 		}
 	}

@@ -76,6 +76,7 @@ type signals struct {
 // requests is what is wanted of a loop, and how far it is: under its mutex.
 type requests[T comparable] struct {
 	parts     map[T]phase   // every part that is wanted, or was when last taken in
+	owned     ownedParts[T] // the same by owner
 	changed   []T           // parts whose phase may have changed since then
 	readDue   bool          // a Read is requested
 	requested uint64        // Changes and Checks so far
@@ -138,7 +139,7 @@ func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V]
 		signals: signals{first: make(chan struct{}), ready: make(chan struct{}), ended: make(chan struct{}),
 			wake: make(chan struct{}, 1)},
 		busy:     make(chan struct{}, 1),
-		requests: requests[T]{parts: map[T]phase{}, progress: make(chan struct{})},
+		requests: requests[T]{parts: map[T]phase{}, owned: ownedParts[T]{of: o.Owner}, progress: make(chan struct{})},
 		table:    newTable[T, K, V](),
 		ground:   map[T][]dataplane.Fact[K, V]{}, large: map[model.Owner]int{},
 		blame:     refusedOwners{suspects: map[model.Owner]bool{}, culprits: map[model.Owner]bool{}},
@@ -177,6 +178,7 @@ func (l *Loop[T, K, V]) Change(put, del []T) {
 func (l *Loop[T, K, V]) enter(p T) {
 	if ph, ok := l.parts[p]; !ok {
 		l.parts[p] = coming
+		l.owned.add(p)
 		l.changed = append(l.changed, p)
 	} else if ph == going {
 		l.parts[p] = here
@@ -187,6 +189,7 @@ func (l *Loop[T, K, V]) leave(p T) {
 	switch ph, ok := l.parts[p]; {
 	case ok && ph == coming:
 		delete(l.parts, p)
+		l.owned.remove(p)
 	case ok && ph == here:
 		l.parts[p] = going
 		l.changed = append(l.changed, p)

@@ -71,6 +71,7 @@ func in(t *testing.T, o Options[*part], f func(*rig)) {
 				t.Errorf("an entry that is neither as wanted nor has a job: %+v", e)
 			}
 		}
+		r.checkOwned()
 		if err := r.complaints(); err != nil {
 			t.Error(err)
 		}

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"hash/maphash"
 	"math"
 	"slices"
 
@@ -28,6 +29,55 @@ func (l *Loop[T, K, V]) unitOf(p T) unit {
 		return unit{o, o.String()}
 	}
 	return unit{o, l.options.Label(p)}
+}
+
+// ownedParts is the parts of each owner, by a hash of it, so that they are found without a look at all others. It is
+// empty until they are asked for: most loops never are.
+type ownedParts[T comparable] struct {
+	of    func(T) model.Owner
+	seed  maphash.Seed
+	parts map[uint64][]T // nil: not asked for
+}
+
+// by returns the parts of o among all, which are those that were added and not removed.
+func (x *ownedParts[T]) by(o model.Owner, all map[T]phase) []T {
+	if x.parts == nil {
+		x.seed, x.parts = maphash.MakeSeed(), make(map[uint64][]T, len(all))
+		for p := range all {
+			x.add(p)
+		}
+	}
+	same := slices.Clone(x.parts[maphash.Comparable(x.seed, o)])
+	return slices.DeleteFunc(same, func(p T) bool { return x.of(p) != o })
+}
+
+// hash returns by what p is found, if it is.
+func (x *ownedParts[T]) hash(p T) (h uint64, is bool) {
+	if x.parts == nil {
+		return 0, false
+	}
+	o := x.of(p)
+	return maphash.Comparable(x.seed, o), o != (model.Owner{})
+}
+
+func (x *ownedParts[T]) add(p T) {
+	if h, is := x.hash(p); is {
+		x.parts[h] = append(x.parts[h], p)
+	}
+}
+
+func (x *ownedParts[T]) remove(p T) {
+	h, is := x.hash(p)
+	if !is {
+		return
+	}
+	list := x.parts[h]
+	i, end := slices.Index(list, p), len(list)-1
+	var none T
+	list[i], list[end] = list[end], none
+	if x.parts[h] = list[:end]; end == 0 {
+		delete(x.parts, h)
+	}
 }
 
 // find sets the owners and the wave of every job. It renders the parts of the owners that only

@@ -63,7 +63,8 @@ type waiter[T comparable] struct {
 
 // SyncOwner waits until the parts of an owner that are wanted now are in the kernel, whatever becomes of other owners'.
 // Parts that are no longer wanted meanwhile are not waited for. Where the kernel refuses facts of such a part, it
-// returns what; else it returns as Sync does. Before the first Change it waits for that one.
+// returns what; else it returns as Sync does. Before the first Change it waits for that one. Parts without an owner,
+// which many share, are waited for by Sync alone.
 func (l *Loop[T, K, V]) SyncOwner(ctx context.Context, o model.Owner) error {
 	select {
 	case <-l.first:
@@ -75,8 +76,8 @@ func (l *Loop[T, K, V]) SyncOwner(ctx context.Context, o model.Owner) error {
 	w := &waiter[T]{done: make(chan error, 1)}
 	l.mu.Lock()
 	w.requested = l.requested
-	for p, phase := range l.parts {
-		if phase != going && l.options.Owner(p) == o {
+	for _, p := range l.owned.by(o, l.parts) {
+		if l.parts[p] != going {
 			w.parts = append(w.parts, p)
 		}
 	}

@@ -35,6 +35,26 @@ func (r *rig) returned(done <-chan error) error {
 	}
 }
 
+// checkOwned checks that the parts by owner, where they were asked for, are the parts that there are.
+func (r *rig) checkOwned() {
+	r.Helper()
+	x, found := &r.loop.owned, 0
+	if x.parts == nil {
+		return
+	}
+	for _, l := range x.parts {
+		found += len(l)
+	}
+	if found != len(r.loop.parts) {
+		r.Errorf("%d of %d parts are known by their owners", found, len(r.loop.parts))
+	}
+	for p := range r.loop.parts {
+		if !slices.Contains(x.by(x.of(p), nil), p) {
+			r.Errorf("%v is not known by its owner", p)
+		}
+	}
+}
+
 // delayed is a plane whose Writes of one fact last until a channel is closed.
 type delayed struct {
 	watched
@@ -69,6 +89,27 @@ func TestSyncOwnerDoesNotWaitForOthers(t *testing.T) {
 		if err := errors.Join(r.returned(b), r.returned(c)); err != nil {
 			r.Error(err)
 		}
+	})
+}
+
+func TestSyncOwnerAfterChanges(t *testing.T) {
+	in(t, Options[*part]{}, func(r *rig) {
+		first, second, third := of("a", "1 x v"), of("a", "1 y v"), of("a", "1 z v")
+		r.loop.Change([]*part{first, second, of("b", "1 w v")}, nil)
+		r.run()
+		if err := r.returned(r.syncOwner(r.Context(), "a")); err != nil {
+			r.Error(err)
+		}
+		r.loop.Change([]*part{third}, []*part{first})
+		r.loop.Change([]*part{first}, []*part{third, second})
+		r.loop.Change([]*part{third}, nil)
+		if err := r.returned(r.syncOwner(r.Context(), "a")); err != nil {
+			r.Error(err)
+		}
+		if r.facts[key{1, "z"}] != "v" || len(r.facts) != 3 {
+			r.Errorf("the kernel holds %v", r.facts)
+		}
+		r.checkOwned()
 	})
 }
 
