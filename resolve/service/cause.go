@@ -13,7 +13,7 @@ import (
 )
 
 // usable reports whether the endpoint takes traffic, where no other is preferred.
-func (e *endpoint) usable() bool { return e.is.has(ready) || e.is.draining() }
+func (e *endpoint) usable() bool { return e.is().has(ready) || e.is().draining() }
 
 // mismatch returns why a group of s matches no port of an EndpointSlice although endpoints are there that would take
 // its traffic, and the way out; "" where there are none.

@@ -85,7 +85,7 @@ func (w *decider) fill(g *group, hits []hit) {
 	w.candidates = slices.DeleteFunc(w.candidates, func(c candidate) bool { return w.isOverlay(g, c) || w.isEntry(g, c) })
 	w.usable = append(w.usable, slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.usable() }))
 	w.near = append(w.near, w.spread != anywhere || hinted(w.candidates))
-	here := func(e *endpoint) bool { return e.is.has(local) }
+	here := func(e *endpoint) bool { return e.is().has(local) }
 	every := func(*endpoint) bool { return true }
 	for scope, name := range g.pools {
 		var p *model.Pool
@@ -100,8 +100,8 @@ func (w *decider) fill(g *group, hits []hit) {
 		w.out.pools = append(w.out.pools, p)
 	}
 	for _, c := range w.candidates {
-		if w.declared.health != 0 && c.is.has(ready|local) {
-			w.counted = append(w.counted, c.addr)
+		if w.declared.health != 0 && c.is().has(ready|local) {
+			w.counted = append(w.counted, c.addr())
 		}
 	}
 }

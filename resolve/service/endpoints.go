@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -44,14 +45,27 @@ func (t traits) worth() (w int) {
 	return w
 }
 
-// endpoint is what an EndpointSlice says of one endpoint, as far as it counts. Small, since there are many.
+// endpoint is what an EndpointSlice says of one endpoint, as far as it counts. There are many, so what many have in
+// common is there once.
 type endpoint struct {
-	addr     netip.Addr
+	ip   [16]byte // an IPv4 address as IPv6 has it
+	what unique.Handle[character]
+}
+
+// character is what an EndpointSlice says of an endpoint beside its address.
+type character struct {
 	zone     unique.Handle[string] // where it runs; zero: not said
 	forZones unique.Handle[string] // the zones that should use it by its hints, comma-separated; zero: not said
 	is       traits
 	weight   uint16
 }
+
+func newEndpoint(a netip.Addr, what character) endpoint { return endpoint{a.As16(), unique.Make(what)} }
+
+// addr returns the address as ParseAddr does.
+func (e *endpoint) addr() netip.Addr { return netip.AddrFrom16(e.ip).Unmap() }
+
+func (e *endpoint) is() traits { return e.what.Value().is }
 
 // slicePort is a port of an EndpointSlice.
 type slicePort struct {
@@ -149,7 +163,7 @@ func (s *endpointSlice) readEndpoints(obj *discoveryv1.EndpointSlice, node strin
 		}
 		s.endpoints = append(s.endpoints, readEndpoint(addr, e, node, s.weight))
 	}
-	slices.SortStableFunc(s.endpoints, func(a, b endpoint) int { return a.addr.Compare(b.addr) })
+	slices.SortStableFunc(s.endpoints, func(a, b endpoint) int { return bytes.Compare(a.ip[:], b.ip[:]) })
 }
 
 func (s *endpointSlice) parseEndpoint(e *discoveryv1.Endpoint) (netip.Addr, *flaw) {
@@ -164,7 +178,7 @@ func (s *endpointSlice) parseEndpoint(e *discoveryv1.Endpoint) (netip.Addr, *fla
 }
 
 func readEndpoint(addr netip.Addr, e *discoveryv1.Endpoint, node string, weight uint16) endpoint {
-	out := endpoint{addr: addr, weight: weight}
+	out := character{weight: weight}
 	set := func(t traits, yes bool) {
 		if yes {
 			out.is |= t
@@ -187,7 +201,7 @@ func readEndpoint(addr netip.Addr, e *discoveryv1.Endpoint, node string, weight 
 			func(n discoveryv1.ForNode) bool { return n.Name == node }))
 		out.forZones = joinZones(h.ForZones)
 	}
-	return out
+	return newEndpoint(addr, out)
 }
 
 // joinZones returns the zones as one text: label values hold no comma.
@@ -261,7 +275,7 @@ func gather(list []candidate, hits []hit, limit int) []candidate {
 				break
 			}
 			e := &h.slice.endpoints[i]
-			list = append(list, candidate{netip.AddrPortFrom(e.addr, h.number), e})
+			list = append(list, candidate{netip.AddrPortFrom(e.addr(), h.number), e})
 		}
 	}
 	return once(list)
@@ -275,7 +289,7 @@ func once(list []candidate) []candidate {
 		n := len(merged)
 		if n == 0 || merged[n-1].at != c.at {
 			merged = append(merged, c)
-		} else if c.is.worth() > merged[n-1].is.worth() {
+		} else if c.is().worth() > merged[n-1].is().worth() {
 			merged[n-1] = c
 		}
 	}
@@ -285,8 +299,8 @@ func once(list []candidate) []candidate {
 // backend returns the candidate as a backend without a weight. Where it runs on another node, remote reports whether it
 // is said.
 func (c candidate) backend(remote func(candidate) bool) model.Backend {
-	here := c.is.has(local)
-	return model.Backend{Addr: c.at, Local: here, Remote: c.is.has(onSomeNode) && !here && remote(c)}
+	here := c.is().has(local)
+	return model.Backend{Addr: c.at, Local: here, Remote: c.is().has(onSomeNode) && !here && remote(c)}
 }
 
 // choose fills list with the candidates that take traffic on this node: the ready ones that fit, or, where there is
@@ -297,13 +311,13 @@ func choose(list []model.Backend, of []candidate, inScope, fits func(*endpoint) 
 	remote func(candidate) bool) []model.Backend {
 	list = list[:0]
 	for _, want := range [...]func(e *endpoint) bool{
-		func(e *endpoint) bool { return e.is.has(ready) && inScope(e) && fits(e) },
-		func(e *endpoint) bool { return e.is.draining() && inScope(e) },
+		func(e *endpoint) bool { return e.is().has(ready) && inScope(e) && fits(e) },
+		func(e *endpoint) bool { return e.is().draining() && inScope(e) },
 	} {
 		for _, c := range of {
 			if want(c.endpoint) {
 				b := c.backend(remote)
-				b.Weight = c.weight
+				b.Weight = c.what.Value().weight
 				list = append(list, b)
 			}
 		}
@@ -325,7 +339,7 @@ func unselect(list []model.Backend, of []candidate, backends []model.Backend,
 		switch {
 		case len(backends) > 0 && backends[0].Addr == c.at:
 			backends = backends[1:]
-		case c.is.has(serving) || c.is.has(ready):
+		case c.is().has(serving) || c.is().has(ready):
 			list = append(list, c.backend(remote))
 		}
 	}

@@ -206,7 +206,7 @@ func (r *Resolver) updateAPIServers() {
 			for _, p := range e.ports {
 				for i := range e.endpoints {
 					if p.protocol == model.TCP {
-						r.api[netip.AddrPortFrom(e.endpoints[i].addr, p.number)] = struct{}{}
+						r.api[netip.AddrPortFrom(e.endpoints[i].addr(), p.number)] = struct{}{}
 					}
 				}
 			}

@@ -175,7 +175,7 @@ func (r *Resolver) readHostPorts(obj *corev1.Pod) (*declared, []*endpointSlice) 
 func (x claim) pod() (at netip.AddrPort) {
 	for _, h := range match(nil, x.by.declared, x.by.slices) {
 		if h.group == x.entry().group {
-			at = netip.AddrPortFrom(h.slice.endpoints[0].addr, h.number)
+			at = netip.AddrPortFrom(h.slice.endpoints[0].addr(), h.number)
 		}
 	}
 	return at
@@ -191,7 +191,7 @@ func (p *podReading) readAddresses(l []netip.Addr) {
 	for i, f := range bothFamilies {
 		if a := p.ips[i]; a.IsValid() {
 			p.ports[i] = &endpointSlice{name: f.String(), family: f,
-				endpoints: []endpoint{{addr: a, is: ready | serving | onSomeNode | local}}}
+				endpoints: []endpoint{newEndpoint(a, character{is: ready | serving | onSomeNode | local})}}
 		}
 	}
 }

@@ -47,7 +47,9 @@ func (w *decider) throughHostPorts(g *group, list []candidate) []candidate {
 		if x, ok := w.hostPort(model.Entry{Addr: c.at.Addr(), Port: c.at.Port(), Protocol: g.protocol}); ok {
 			pod := *c.endpoint
 			list[i] = candidate{x.pod(), &pod}
-			pod.addr, pod.is = list[i].at.Addr(), pod.is|onSomeNode|local
+			what := pod.what.Value()
+			what.is |= onSomeNode | local
+			pod = newEndpoint(list[i].at.Addr(), what)
 			some = true
 		}
 	}
@@ -90,7 +92,7 @@ func block(a netip.Addr) netip.Prefix {
 func (r *Resolver) indexBlocks(s *endpointSlice, by int) {
 	var last netip.Prefix
 	for i := range s.endpoints {
-		b := block(s.endpoints[i].addr)
+		b := block(s.endpoints[i].addr())
 		if b == last {
 			continue
 		}
@@ -159,11 +161,11 @@ func (r *Resolver) findLoops() {
 // hasEndpointAt reports whether s has an endpoint at one of the addresses.
 func (s *service) hasEndpointAt(addrs map[netip.Addr]struct{}) bool {
 	return slices.ContainsFunc(s.slices, func(e *endpointSlice) bool {
-		return slices.ContainsFunc(e.endpoints, func(p endpoint) bool { _, ok := addrs[p.addr]; return ok })
+		return slices.ContainsFunc(e.endpoints, func(p endpoint) bool { _, ok := addrs[p.addr()]; return ok })
 	})
 }
 
 // hasNode reports whether an endpoint of the slice has a Node's address.
 func (s *endpointSlice) hasNode(nodes map[netip.Addr]int) bool {
-	return slices.ContainsFunc(s.endpoints, func(p endpoint) bool { return nodes[p.addr] > 0 })
+	return slices.ContainsFunc(s.endpoints, func(p endpoint) bool { return nodes[p.addr()] > 0 })
 }

@@ -46,7 +46,7 @@ func topologyFor(of []candidate, requested distribution, zone unique.Handle[stri
 	}
 	forNode, forZone := tally{every: true}, tally{every: true}
 	for _, c := range of {
-		if c.is.has(ready) {
+		if c.is().has(ready) {
 			forNode.count(t.nodes(c.endpoint))
 			forZone.count(t.zones(c.endpoint))
 		}
@@ -63,7 +63,7 @@ func topologyFor(of []candidate, requested distribution, zone unique.Handle[stri
 // hinted reports whether a ready endpoint has a hint.
 func hinted(of []candidate) bool {
 	for _, c := range of {
-		if c.is.has(ready) && (c.is.has(forSomeNode) || c.forZones != unique.Handle[string]{}) {
+		if c.is().has(ready) && (c.is().has(forSomeNode) || c.what.Value().forZones != unique.Handle[string]{}) {
 			return true
 		}
 	}
@@ -73,16 +73,17 @@ func hinted(of []candidate) bool {
 // nodes reports whether e is meant for some nodes only, and whether this node is one of them.
 func (t *topology) nodes(e *endpoint) (some, this bool) {
 	if t.own == closeNode {
-		return e.is.has(onSomeNode), e.is.has(local)
+		return e.is().has(onSomeNode), e.is().has(local)
 	}
-	return e.is.has(forSomeNode), e.is.has(forThisNode)
+	return e.is().has(forSomeNode), e.is().has(forThisNode)
 }
 
 // zones reports whether e is meant for some zones only, and whether this node's is one of them.
 func (t *topology) zones(e *endpoint) (some, this bool) {
-	list := e.forZones
+	what := e.what.Value()
+	list := what.forZones
 	if t.own == closeNode || t.own == closeZone {
-		list = e.zone
+		list = what.zone
 	}
 	var none unique.Handle[string]
 	if list == none || t.zone == none {
