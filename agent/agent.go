@@ -352,8 +352,8 @@ func (a *Agent) logServing(start time.Time, err error) {
 	a.options.Log.Info("serving", line...)
 }
 
-// firstSync waits until the first batch is in the kernel, then says so, returns memory of the start to the system, and
-// removes what is left of others.
+// firstSync waits until the first batch is in the kernel, then says so, removes what is left of others, and has the
+// process be at rest.
 func (a *Agent) firstSync(ctx context.Context, left mode.Leftovers) {
 	start := time.Now()
 	var err error
@@ -371,13 +371,13 @@ func (a *Agent) firstSync(ctx context.Context, left mode.Leftovers) {
 	a.mu.Lock()
 	a.batches.synced = true
 	a.mu.Unlock()
-	memory.Rest() // from now on memory and peace count more than time
 	a.logServing(start, err)
 	a.endPrevious()
 	for _, p := range a.forwardProblems() {
 		a.options.Log.Warn("problem of the node", "problem", p.String())
 	}
 	left.Clean(ctx) // what fails is tried again
+	memory.Rest()   // from now on memory and peace count more than time
 	if a.options.OnReady != nil {
 		a.options.OnReady(ctx)
 	}
