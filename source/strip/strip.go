@@ -20,7 +20,7 @@ import (
 )
 
 // Words holds text that repeats, once. It forgets all of it when it has grown large, so that it needs no counting of
-// who still uses what: later text is then shared anew.
+// what still uses it: later text is then shared anew.
 type Words struct {
 	Node      string // Pods of other nodes lose their UID; "": none do
 	Templates bool   // package manifest reads the pod templates of workloads, too
@@ -31,7 +31,9 @@ type Words struct {
 	containers map[string][]corev1.Container
 }
 
-const maxWords = 1 << 16
+// How many words, and how many sets of labels or lists of containers, are remembered at a time. Of a large cluster that
+// is the text of most nodes and namespaces, and the sets of the pods that came last.
+const maxWords, maxSets = 1 << 14, 1 << 10
 
 // New makes an empty memory of words.
 func New() *Words {
@@ -44,7 +46,7 @@ func (w *Words) share(s string) *string {
 	if p, ok := w.known[s]; ok {
 		return p
 	}
-	return once(w.known, s, &s)
+	return once(w.known, s, &s, maxWords)
 }
 
 func (w *Words) text(s string) string { return *w.share(s) }
@@ -65,15 +67,15 @@ func (w *Words) set(m map[string]string) map[string]string {
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		b.WriteString(k + "=" + m[k] + ",")
 	}
-	return once(w.labels, b.String(), m)
+	return once(w.labels, b.String(), m, maxSets)
 }
 
-// once returns what is known under key, which v becomes if nothing is.
-func once[T any](known map[string]T, key string, v T) T {
+// once returns what is known under key, which v becomes if nothing is. At most so many are known.
+func once[T any](known map[string]T, key string, v T, most int) T {
 	if old, ok := known[key]; ok {
 		return old
 	}
-	if len(known) >= maxWords {
+	if len(known) >= most {
 		clear(known)
 	}
 	known[key] = v
@@ -304,7 +306,7 @@ func (w *Words) ports(cs []corev1.Container) (out []corev1.Container) {
 	for _, c := range out {
 		fmt.Fprintf(&b, "%q %v %s;", c.Name, c.Ports, restart(c.RestartPolicy))
 	}
-	return once(w.containers, b.String(), out)
+	return once(w.containers, b.String(), out, maxSets)
 }
 
 func restart(p *corev1.ContainerRestartPolicy) corev1.ContainerRestartPolicy {

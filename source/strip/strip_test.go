@@ -17,9 +17,12 @@ func TestForgetsWhenLarge(t *testing.T) {
 	w := New()
 	for i := range 3 * maxWords {
 		w.text(fmt.Sprint(i))
+		w.set(map[string]string{"app": fmt.Sprint(i)})
+		w.ports([]corev1.Container{{Name: fmt.Sprint(i)}})
 	}
-	if len(w.known) > maxWords {
-		t.Errorf("%d words are remembered", len(w.known))
+	if len(w.known) > maxWords || len(w.labels) > maxSets || len(w.containers) > maxSets {
+		t.Errorf("%d words, %d sets of labels and %d lists of containers are remembered", len(w.known), len(w.labels),
+			len(w.containers))
 	}
 }
 
