@@ -221,7 +221,8 @@ func (p Problem) String() string {
 }
 
 // Batch is what a source saw at one time. The first batch that is not Waiting holds everything there is of the kinds
-// that are not Unlisted, and the first without one of these holds everything of it.
+// that are not Unlisted. Of these each batch holds what has come meanwhile, and once one of them is not Unlisted any
+// more everything there is of it has come.
 type Batch struct {
 	Changes  []Change
 	Problems []Problem // all that stand now, not only new ones

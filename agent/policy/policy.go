@@ -164,15 +164,13 @@ func (p *Policies) decide(u subsystem.Update, d *model.Delta) {
 		p.resolver.ApplyServices(d.Services)
 	}
 	p.names.followServices(d.Services)
-	c := p.resolver.Apply(p.names.changes(changes))
-	switch {
-	case len(p.unlisted) > 0 || !p.routed:
+	if changes = p.names.changes(changes); len(p.unlisted) > 0 || !p.routed {
+		p.resolver.Observe(changes)
 		return
-	case !p.begun():
-		c = model.Change[model.PolicyPart]{Put: p.resolver.Policies().Parts()}
+	}
+	if d.Policies = p.resolver.Apply(changes); !p.begun() {
 		close(p.known)
 	}
-	d.Policies = c
 }
 
 // observe records facts. p.mu is held.

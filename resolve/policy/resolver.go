@@ -212,6 +212,12 @@ func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 // Apply makes changes true and returns what changes on the node by them, in a settled order. Its cost follows what the
 // changes touch. Kinds that mean nothing to policies are ignored.
 func (r *Resolver) Apply(changes []source.Change) model.Change[model.PolicyPart] {
+	r.Observe(changes)
+	return r.settle()
+}
+
+// Observe makes changes true. What follows from them the next Apply decides.
+func (r *Resolver) Observe(changes []source.Change) {
 	for _, c := range changes {
 		switch c.Key.Kind {
 		case source.Namespace:
@@ -234,7 +240,6 @@ func (r *Resolver) Apply(changes []source.Change) model.Change[model.PolicyPart]
 			r.applyName(c.Key.Name, o)
 		}
 	}
-	return r.settle()
 }
 
 func (r *Resolver) applyNamespace(name string, o *corev1.Namespace) {

@@ -254,7 +254,9 @@ func (r *Resolver) updateSignatures() *resource {
 			return x
 		}
 	}
-	r.dirtyClasses = emptied(r.dirtyClasses)
+	if all > 64 { // as emptied does
+		r.dirtyClasses = map[*class]struct{}{}
+	}
 	return nil
 }
 

@@ -195,46 +195,58 @@ func TestBudgetStaysConsistent(t *testing.T) {
 	}
 }
 
-// What is held of a streamed list never weighs more than the bound, also where the oldest objects come last.
+// What is held of a streamed list never weighs more than the bound, also where the oldest objects come last: neither of
+// the first list, which is delivered as it comes, nor of a later one, of which what differs waits.
 func TestListingIsBounded(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		t.Run(fmt.Sprintf("first=%v", first), func(t *testing.T) { testListing(t, first) })
+	}
+}
+
+func testListing(t *testing.T, first bool) {
 	r := resources("a", "")[1]
+	n := newUpdates([]resource{r})
+	s := newStream(r, nil, n, strip.New(), newBudget(100<<10, 1<<20))
+	if !first {
+		s.begin()
+		if err := s.Replace(nil, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
 	w := watch.NewFake()
-	b := newBudget(100<<10, 1<<20)
-	l := newListing(w, r, b, strip.New())
+	l := newListing(w, s)
 	defer l.Stop()
-	const n = 200
-	go func() {
-		for i := range n {
-			s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: fmt.Sprint(i),
-				CreationTimestamp: metav1.Unix(int64(n-i), 0)}, Endpoints: make([]discoveryv1.Endpoint, 100)}
-			w.Add(s)
+	there := func() (names []string, weight int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for name, o := range s.incoming.differs {
+			names, weight = append(names, name.Name), weight+weigh(o)
 		}
-		end := &discoveryv1.EndpointSlice{}
-		end.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
-		w.Action(watch.Bookmark, end)
-	}()
-	there, most := map[string]int{}, 0
-	for e := range l.ResultChan() {
-		o := e.Object.(source.Object)
-		switch e.Type {
-		case watch.Added:
-			there[o.GetName()] = weigh(o)
-		case watch.Deleted:
-			delete(there, o.GetName())
-		case watch.Bookmark:
-			l.Stop()
+		for _, c := range n.changes {
+			if c.Object != nil {
+				names, weight = append(names, c.Key.Name), weight+weigh(c.Object)
+			}
 		}
-		sum := 0
-		for _, weight := range there {
-			sum += weight
-		}
-		most = max(most, sum)
+		slices.Sort(names)
+		return names, weight
 	}
-	if most > b.each+11<<10 { // one more than the bound, until the next event
-		t.Errorf("%d bytes at a time, %d allowed", most, b.each)
+	const count = 200
+	for i := range count {
+		w.Add(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: fmt.Sprint(i),
+			CreationTimestamp: metav1.Unix(int64(count-i), 0)}, Endpoints: make([]discoveryv1.Endpoint, 100)})
+		if _, weight := there(); weight > s.budget.each {
+			t.Fatalf("%d bytes at a time, %d allowed", weight, s.budget.each)
+		}
 	}
-	if got := slices.Sorted(maps.Keys(there)); !slices.Equal(got, b.names("x")) || there["199"] == 0 || there["0"] > 0 {
-		t.Errorf("%q passed on, %q recorded", got, b.names("x"))
+	end := &discoveryv1.EndpointSlice{}
+	end.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
+	go w.Action(watch.Bookmark, end)
+	if e := <-l.ResultChan(); e.Type != watch.Bookmark {
+		t.Errorf("%v passed on: want the end of the list alone", e.Type)
+	}
+	if got, _ := there(); !slices.Equal(got, s.incoming.budget.names("x")) || !slices.Contains(got, "199") ||
+		slices.Contains(got, "0") {
+		t.Errorf("%q taken in, %q recorded", got, s.incoming.budget.names("x"))
 	}
 }
 
@@ -304,6 +316,7 @@ func TestWeighs(t *testing.T) {
 func TestPendingIsBounded(t *testing.T) {
 	n := newUpdates(resources("a", ""))
 	s := newStream(n.kinds[0], nil, n, strip.New(), newBudget(1<<20, 1<<20))
+	s.begin()
 	if err := s.Replace(nil, ""); err != nil {
 		t.Fatal(err)
 	}

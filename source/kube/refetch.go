@@ -84,7 +84,7 @@ func (s *stream) fetch(ctx context.Context, namespace string) {
 	t := s.backoffs[namespace]
 	t.at, t.pause = time.Now().Add(t.pause), min(2*t.pause, longestPause)
 	s.backoffs[namespace] = t
-	if err == nil && s.seen != nil { // no whole list has come since
+	if err == nil && s.seen != nil && s.incoming == nil { // no whole list has come since, nor comes one
 		s.updates.put(append(s.merge(namespace, fresh, objects), s.substitutes()...)...)
 		s.report()
 	}

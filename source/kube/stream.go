@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-logr/logr"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,15 +26,15 @@ type stream struct {
 	resource
 	*client
 	*updates
-	words  *strip.Words
-	rest   time.Time // not to ask a server before, that answers with errors
-	listed *budget   // of the list that comes now
-	pause  time.Duration
-	wake   chan struct{} // holds one when refetch has to look again
+	words *strip.Words
+	rest  time.Time // not to ask a server before, that answers with errors
+	pause time.Duration
+	wake  chan struct{} // holds one when refetch has to look again
 	expected
 
 	mu       sync.Mutex
 	budget   *budget         // what was delivered
+	incoming *list           // what the list that comes now has brought; nil: none comes
 	over     bool            // a namespace was beyond the bound
 	closed   map[string]bool // namespaces that have a substitute for policies that are left out
 	backoffs map[string]backoff
@@ -72,23 +71,20 @@ func (s *stream) run(ctx context.Context) {
 	r.RunWithContext(klog.NewContext(ctx, logr.Discard())) // ask and follow tell what goes wrong
 }
 
-// listPage lists. What the budget leaves out is not in the list.
+// listPage lists. The reflector has nothing of it but its version: admit has taken the objects in.
 func (s *stream) listPage(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	if err := s.pauses(ctx); err != nil {
 		return nil, err
 	}
-	s.listed = s.budget.empty()
-	objects, version, err := s.gather(ctx, metav1.NamespaceAll, o, s.listed)
+	l := s.begin()
+	version, err := s.each(ctx, s.resource, metav1.NamespaceAll, o, func(o source.Object) { s.admit(l, o, true) })
 	if err != nil {
 		s.failed(ctx, err)
 		return nil, err
 	}
-	list, items := s.list(), make([]runtime.Object, 0, len(objects))
-	for _, o := range objects {
-		items = append(items, o.(runtime.Object))
-	}
-	list.(metav1.ListInterface).SetResourceVersion(version)
-	return list, meta.SetList(list, items)
+	empty := s.resource.list()
+	empty.(metav1.ListInterface).SetResourceVersion(version)
+	return empty, nil
 }
 
 // follow watches.
@@ -103,8 +99,7 @@ func (s *stream) follow(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	}
 	s.well(s.kind)
 	if o.SendInitialEvents != nil && *o.SendInitialEvents {
-		s.listed = s.budget.empty()
-		w = newListing(w, s.resource, s.listed, s.words)
+		w = newListing(w, s)
 	}
 	s.opened(w, version)
 	return w, nil
@@ -238,28 +233,72 @@ func (s *stream) see(n types.NamespacedName, there bool) {
 	}
 }
 
-// Replace implements cache.ReflectorStore. Only what differs is told.
-func (s *stream) Replace(list []any, _ string) error {
+// list is what a list has brought so far. The objects of a kind's first list are delivered as they come, so that they
+// needn't all be in memory at a time. Of a later one what differs waits until it is whole.
+type list struct {
+	budget  *budget // of the first list the stream's own
+	differs map[types.NamespacedName]source.Object
+}
+
+// begin begins a list, and ends one that was not whole.
+func (s *stream) begin() *list {
+	first := !s.isListed(s.kind)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	was := s.budget
-	if s.budget = s.listed; s.budget == nil {
-		s.budget = was.empty()
-		for _, o := range list {
-			s.budget.put(nameOf(o.(source.Object)), holding(o.(source.Object), versionOf(o.(source.Object))), true)
-		}
+	if s.incoming = (&list{budget: s.budget}); !first || len(s.budget.spaces) > 0 { // or the one before was not whole
+		s.incoming = &list{budget: s.budget.empty(), differs: map[types.NamespacedName]source.Object{}}
 	}
-	s.listed, s.seen, s.fetching = nil, nil, ""
-	var changes []update
-	for _, o := range list {
-		o := o.(source.Object)
-		name := nameOf(o)
-		now, fits := s.budget.get(name)
-		before, there := was.get(name)
-		if !fits || there && before.version == now.version && now.version != 0 {
-			continue
+	return s.incoming
+}
+
+// admit takes in an object of the list l. created says that l has not had it before.
+func (s *stream) admit(l *list, o source.Object, created bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l != s.incoming {
+		return
+	}
+	if l.budget == s.budget {
+		if changes := s.change(o, created); len(changes) > 0 {
+			s.put(changes...)
 		}
-		s.words.Strip(o)
+		return
+	}
+	name, version := nameOf(o), versionOf(o)
+	s.words.Strip(o)
+	if before, there := s.budget.get(name); there && before.version == version && version != 0 {
+		delete(l.differs, name)
+	} else {
+		l.differs[name] = o
+	}
+	for _, n := range l.budget.put(name, holding(o, version), created) {
+		delete(l.differs, n)
+	}
+}
+
+// withdraw takes in that an object of the list l is gone.
+func (s *stream) withdraw(l *list, n types.NamespacedName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l != s.incoming {
+		return
+	}
+	delete(l.differs, n)
+	if l.budget.remove(n) && l.budget == s.budget {
+		s.put(update{Change: source.Change{Key: s.key(n)}})
+	}
+}
+
+// Replace implements cache.ReflectorStore: the list is whole. Only what differs is told.
+func (s *stream) Replace([]any, string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was, l := s.budget, s.incoming
+	s.budget, s.incoming = l.budget, nil
+	s.seen, s.fetching = nil, ""
+	changes := make([]update, 0, len(l.differs))
+	for name, o := range l.differs {
+		_, there := was.get(name)
 		changes = append(changes, update{source.Change{Key: s.key(name), Object: o}, !there})
 	}
 	s.replace(s.kind, append(append(changes, s.gone(was)...), s.substitutes()...))
@@ -270,6 +309,9 @@ func (s *stream) Replace(list []any, _ string) error {
 
 // gone returns the end of what there was before and is no more.
 func (s *stream) gone(was *budget) (changes []update) {
+	if was == s.budget {
+		return nil
+	}
 	for namespace, space := range was.spaces {
 		for name := range space.held.all() {
 			n := types.NamespacedName{Namespace: namespace, Name: name}

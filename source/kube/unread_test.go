@@ -88,10 +88,10 @@ func TestUnreadKindHoldsUpWhatNeedsIt(t *testing.T) {
 					reason = kube.Failing
 				}
 				w.reason(reason, u.resource)
-				begun := []string{"a", "pod", "web:80"}
-				if !u.options.Pods {
-					begun = []string{"a", "web:80"}
-				}
+				begun := slices.DeleteFunc([]string{"a", "deny", "isolate", "pod", "shop", "web:80"}, func(name string) bool {
+					return name == map[source.Kind]string{source.Pod: "pod", source.Namespace: "shop",
+						source.NetworkPolicy: "isolate", source.ClusterNetworkPolicy: "deny"}[u.kind]
+				})
 				w.until("what doesn't need it has begun", func() bool {
 					if u.all {
 						return w.last.Waiting && !w.begun

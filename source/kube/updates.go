@@ -123,6 +123,13 @@ func (n *updates) replace(k source.Kind, changes []update) {
 	n.signal()
 }
 
+// isListed reports whether a whole list of a kind has come.
+func (n *updates) isListed(k source.Kind) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.listed[k]
+}
+
 // well reports that a kind is followed.
 func (n *updates) well(k source.Kind) {
 	n.mu.Lock()
@@ -184,14 +191,15 @@ func (n *updates) collect() (b source.Batch, ok bool) {
 	return b, news || len(b.Changes) > 0 || !slices.Equal(was, n.problems)
 }
 
-// drain delivers the changes, but for those that wait for what policies need.
+// drain delivers the changes, but for those of a kind whose first list is not whole. Those that policies need are
+// delivered as they come while not all of them are listed: nothing is decided by them yet.
 func (n *updates) drain(b *source.Batch) {
 	b.Changes, b.Seen = make([]source.Change, 0, len(n.changes)), n.seen
 	changes := n.changes
 	n.changes = nil
 	clear(n.at)
 	for _, c := range changes {
-		if len(b.Unlisted) > 0 && n.forPolicies(c.Key.Kind) {
+		if !n.listed[c.Key.Kind] && (len(b.Unlisted) == 0 || !n.forPolicies(c.Key.Kind)) {
 			n.at[c.Key] = len(n.changes)
 			n.changes = append(n.changes, c)
 		} else {

@@ -1,12 +1,16 @@
 package kube
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"fairlead.dev/fairlead/source"
+	"fairlead.dev/fairlead/source/strip"
 )
 
 // While the consumer is busy, changes of one object are one: the latest, at the place of the first.
@@ -33,6 +37,54 @@ func TestCoalesces(t *testing.T) {
 	if b, ok := n.collect(); ok {
 		t.Errorf("told again: %v", b)
 	}
+}
+
+// Policies' objects are delivered as a first list brings them, and it needn't come whole at once: what the next one has
+// no more is gone. Of a list after that nothing is delivered before it is whole.
+func TestFirstListIsDeliveredAsItComes(t *testing.T) {
+	kinds := Options{Node: "a", Kinds: []source.Kind{source.Namespace, source.Pod}}.kinds()
+	n := newUpdates(kinds)
+	for _, r := range kinds[:4] {
+		n.replace(r.kind, nil)
+	}
+	s := newStream(kinds[4], nil, n, strip.New(), newBudget(1<<20, 1<<20))
+	admit := func(l *list, version string, names ...string) {
+		for _, name := range names {
+			s.admit(l, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version}}, true)
+		}
+	}
+	delivered := func(want ...string) {
+		t.Helper()
+		b, _ := n.collect()
+		var got []string
+		for _, c := range b.Changes {
+			name := c.Key.Name
+			if c.Object == nil {
+				name += " gone"
+			}
+			got = append(got, name)
+		}
+		if slices.Sort(got); !slices.Equal(got, want) || !slices.Contains(b.Unlisted, source.Pod) {
+			t.Errorf("%q, of which %q are not whole: want %q", got, b.Unlisted, want)
+		}
+	}
+	broken := s.begin()
+	admit(broken, "1", "x", "y")
+	delivered("x", "y")
+	admit(broken, "1", "z")
+	whole := s.begin()
+	admit(broken, "1", "stale")
+	admit(whole, "1", "x")
+	admit(whole, "2", "y")
+	delivered("z")
+	s.Replace(nil, "")
+	delivered("y", "z gone")
+	later := s.begin()
+	admit(later, "3", "y", "w")
+	s.withdraw(later, types.NamespacedName{Name: "w"})
+	delivered()
+	s.Replace(nil, "")
+	delivered("x gone", "y")
 }
 
 // One trouble of the server is one problem, since its begin, however many kinds meet it and however often.
