@@ -93,7 +93,7 @@ var laws = []law{
 	{"agent/network", []string{"agent/mode", "agent/network", "agent/node", "agent/subsystem", "cni", "inspect",
 		"ipam", "model", "resolve/network", "source"},
 		slices.Concat(kubernetes, netlink, planes), "the pod network knows no other subsystem, and no plane by name"},
-	{"agent/memory", nil, slices.Concat(kubernetes, netlink), "memory is about any process"},
+	{"agent/memory", []string{"kernel/cgroup"}, slices.Concat(kubernetes, netlink), "memory is about any process"},
 	{"agent/mode", []string{"agent/link", "model", "resolve", "reconcile", "dataplane"},
 		slices.Concat(kubernetes, netlink),
 		"modes are made of planes, and decide nothing of packets"},

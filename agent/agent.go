@@ -186,6 +186,7 @@ func (a *Agent) Go(what string, run func(context.Context) error) {
 
 // run holds the loops, the servers and the source together: the first that can't go on ends all.
 func (a *Agent) run(ctx context.Context) error {
+	memory.Start()
 	a.ctx, a.stop = context.WithCancelCause(ctx)
 	servers, err := a.listen()
 	if err != nil {

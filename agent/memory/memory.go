@@ -5,12 +5,25 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+
+	"fairlead.dev/fairlead/kernel/cgroup"
 )
+
+// Start has a process that reads a whole cluster collect garbage often enough that it needs little more meanwhile than
+// after, and bounds its memory by what its container may use.
+func Start() {
+	debug.SetGCPercent(50)
+	debug.SetMemoryLimit(ofContainer(cgroup.MemoryLimit()))
+}
+
+// ofContainer returns how much of a container's limit is for the process itself: the kernel's memory for what it writes
+// there counts, too.
+func ofContainer(limit int64) int64 { return limit / 4 * 3 }
 
 // Rest returns what a start has needed to the system, and has the process collect garbage only when it makes some. Go
 // collects every two minutes whatever happens (forcegcperiod in runtime/proc.go), which at 100,000 endpoints is most of
 // what an agent at rest costs; with GOGC off it doesn't, and collects when memory comes to its limit. So the limit is
-// set after each collection to where GOGC=50 would begin the next.
+// set after each collection to where the next is to begin (headroom), or to that of the container if it is less.
 func Rest() {
 	debug.SetGCPercent(-1)
 	limit()
@@ -37,7 +50,11 @@ func limit() {
 	metrics.Read(s)
 	v := func(i int) int64 { return int64(s[i].Value.Uint64()) }
 	around := v(0) - v(1) - v(2) - v(3)
-	goal := max(v(4)+v(4)/2, 8<<20)
+	goal := max(v(4)+headroom(v(4)), 8<<20)
 	// the runtime begins a thirty-second and 1 MiB before the limit (mgcpacer.go)
-	debug.SetMemoryLimit(around + goal + goal/32 + 1<<20)
+	debug.SetMemoryLimit(min(around+goal+goal/32+1<<20, ofContainer(cgroup.MemoryLimit())))
 }
+
+// headroom returns by how much a living heap may grow before the next collection: by half, beyond 32 MiB by a quarter,
+// since a large cluster's is large.
+func headroom(live int64) int64 { return live/4 + min(live/4, 8<<20) }

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -71,6 +73,35 @@ func Own() (string, error) {
 		}
 	}
 	return root, nil
+}
+
+// MemoryLimit returns how much memory, in bytes, the calling thread's cgroup and those above it allow; where none
+// limits it, or there is no file system of version 2, math.MaxInt64.
+func MemoryLimit() int64 {
+	root, err := Root()
+	if err != nil {
+		return math.MaxInt64
+	}
+	own, err := Own()
+	if err != nil {
+		return math.MaxInt64
+	}
+	return memoryLimit(root, own)
+}
+
+// memoryLimit returns the smallest memory.max from the folder at up to root.
+func memoryLimit(root, at string) int64 {
+	limit := int64(math.MaxInt64)
+	for ; len(at) >= len(root); at = filepath.Dir(at) {
+		text, err := os.ReadFile(filepath.Join(at, "memory.max"))
+		if err != nil {
+			continue // the root of a host has none
+		}
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil { // not "max"
+			limit = min(limit, n)
+		}
+	}
+	return limit
 }
 
 // New makes a cgroup for threads below the calling thread's own, which bears Mark, and returns its folder. One that is

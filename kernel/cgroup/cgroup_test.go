@@ -3,12 +3,37 @@ package cgroup
 import (
 	"crypto/rand"
 	"errors"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 )
+
+func TestMemoryLimitIsTheSmallestAbove(t *testing.T) {
+	root := t.TempDir()
+	pod := filepath.Join(root, "kubepods", "pod")
+	own := filepath.Join(pod, "container")
+	if err := os.MkdirAll(own, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := memoryLimit(root, own); got != math.MaxInt64 {
+		t.Errorf("without any limit: %d", got)
+	}
+	for _, f := range []struct {
+		folder, text string
+		want         int64
+	}{{own, "max\n", math.MaxInt64}, {pod, "536870912\n", 512 << 20}, {own, "268435456\n", 256 << 20},
+		{root, "1073741824\n", 256 << 20}} {
+		if err := os.WriteFile(filepath.Join(f.folder, "memory.max"), []byte(f.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := memoryLimit(root, own); got != f.want {
+			t.Errorf("with %q in %s: %d, want %d", f.text, f.folder, got, f.want)
+		}
+	}
+}
 
 func TestThreadsAndProcessesJoin(t *testing.T) {
 	home, err := Own()
