@@ -268,12 +268,11 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 		a.logProblems()
 		return
 	}
-	first := a.batches.count == 0
 	a.batches.count++
 	d, _ := a.pass(subsystem.Update{Changes: b.Changes, Batch: true, Unlisted: b.Unlisted, Seen: b.Seen})
 	attachedPods{a}.seen(b.Changes)
 	a.logProblems()
-	if first {
+	if a.batches.count == 1 {
 		left := mode.Leftovers{Mode: a.options.Mode, Log: a.options.Log}
 		if p := a.options.Policies; p != nil {
 			left.Engine = p.Engine.Name

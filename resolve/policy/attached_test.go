@@ -252,7 +252,11 @@ func (w *moving) check(t *rapid.T) {
 	for _, h := range w.attached {
 		owners[h.at] = h.uid
 	}
-	for _, p := range w.r.pods {
+	var pods []*pod
+	for _, n := range w.r.namespaces {
+		pods = append(pods, n.pods...)
+	}
+	for _, p := range pods {
 		key := source.Key{Kind: source.Pod, Namespace: p.class.namespace.name, Name: p.name}
 		for _, a := range p.addresses {
 			if owner, owned := owners[a.Addr]; owned && owner != w.pods[key].UID ||

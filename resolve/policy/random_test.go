@@ -831,7 +831,7 @@ func TestBoundedSteps(t *testing.T) {
 // mustBeEmpty checks that a resolver of which all objects are gone has nothing left of them.
 func mustBeEmpty(t dice, r *Resolver) {
 	r.collect()
-	for what, n := range map[string]int{"namespaces": len(r.namespaces), "nodes": len(r.nodes), "pods": len(r.pods),
+	for what, n := range map[string]int{"namespaces": len(r.namespaces), "nodes": len(r.nodes),
 		"addresses": len(r.addresses) - len(r.config.Addresses), "policies": len(r.cluster) + r.policies + len(r.selecting) +
 			len(r.selections) + len(r.unreadable), "numbers": len(r.numbers) + len(r.classes), "local classes": len(r.local),
 		"rulesets": len(r.rulesets) + len(r.plans) + len(r.rejections), "tables": len(r.tables) + len(r.groups),

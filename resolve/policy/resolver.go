@@ -75,7 +75,6 @@ type observed struct {
 	namespaces map[string]*namespace
 	renamed    int // namespaces whose label has another name
 	nodes      map[string]*node
-	pods       map[podKey]*pod
 	classes    map[uint64]*class // of pods, by hash
 	addresses  map[netip.Addr]*address
 	cluster    map[string]*policy // ClusterNetworkPolicies
@@ -130,7 +129,7 @@ func New(c Config) *Resolver {
 	r := &Resolver{
 		config: c, limits: c.Limits.or(DefaultLimits), hash: hashText(c.Key), seed: maphash.MakeSeed(),
 		observed: observed{
-			namespaces: map[string]*namespace{}, nodes: map[string]*node{}, pods: map[podKey]*pod{},
+			namespaces: map[string]*namespace{}, nodes: map[string]*node{},
 			classes: map[uint64]*class{}, addresses: map[netip.Addr]*address{}, cluster: map[string]*policy{},
 			numbers: map[portName]map[uint16]map[*namespace]int{}, unreadable: map[source.Key][]source.Problem{},
 			domains: map[string][]*address{},
@@ -156,6 +155,7 @@ type namespace struct {
 	declared bool
 	labels   labelSet
 	classes  []*class
+	pods     []*pod    // sorted by name
 	policies []*policy // sorted by name
 	size     Bounds    // of the policies
 	over     bool      // they are beyond a bound
@@ -345,15 +345,31 @@ func (r *Resolver) readNode(o *corev1.Node) *node {
 	return n
 }
 
-// podKey names a pod.
-type podKey struct {
-	namespace *namespace
-	name      string
-}
-
 // podOf returns the pod of a Pod, nil if that doesn't count.
 func (r *Resolver) podOf(key source.Key) *pod {
-	return r.pods[podKey{r.namespaces[key.Namespace], key.Name}]
+	if n := r.namespaces[key.Namespace]; n != nil {
+		if at, there := n.pod(key.Name); there {
+			return n.pods[at]
+		}
+	}
+	return nil
+}
+
+// pod returns where the pod of a name is, or would be.
+func (n *namespace) pod(name string) (at int, there bool) {
+	return slices.BinarySearchFunc(n.pods, name, func(p *pod, name string) int { return strings.Compare(p.name, name) })
+}
+
+// setPod has the pod of a name be p, nil: there is none.
+func (n *namespace) setPod(name string, p *pod) {
+	switch at, there := n.pod(name); {
+	case p == nil:
+		n.pods = slices.Delete(n.pods, at, at+1)
+	case there:
+		n.pods[at] = p
+	default:
+		n.pods = slices.Insert(n.pods, at, p)
+	}
 }
 
 // pod is a Pod that counts: it has an address, has not ended and is not in the host's network.
@@ -424,7 +440,7 @@ func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
 			x.addPod(now)
 		}
 		r.dirty(now.addresses...)
-		r.pods[podKey{now.class.namespace, now.name}] = now
+		now.class.namespace.setPod(now.name, now)
 	}
 	if was == nil {
 		return
@@ -440,10 +456,10 @@ func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
 	last := l[len(l)-1]
 	l[was.at], last.at = last, was.at
 	was.class.pods = slices.Delete(l, len(l)-1, len(l))
-	r.discard(was.class)
 	if now == nil {
-		delete(r.pods, podKey{was.class.namespace, was.name})
+		was.class.namespace.setPod(was.name, nil)
 	}
+	r.discard(was.class)
 }
 
 // countLocal adds n pods of this node to c.
