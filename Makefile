@@ -100,6 +100,10 @@ test-matrix: root packages ## every case and many random worlds of network polic
 test-scale: root packages ## 100,000 pods × 75,000 network policies through an agent into each policy engine: time and memory, some minutes
 	$(GO) test -timeout 30m -count 1 -v -run TestPolicyScale ./test -scale-pods 100000 -scale-rest 20s
 
+.PHONY: memory-accept
+memory-accept: ## measure the live heap by what made it, and commit to it: test/memory/testdata, which make test holds it to, and docs/measurements/memory.md
+	$(GO) test -timeout 10m -count 1 ./test/memory -accept
+
 .PHONY: exact-page
 exact-page: build ## write docs/measurements/exact.md of the runs in RUNS, folders of `lab run --exact` and of runs by time
 	bin/fairlead lab page $(RUNS) --out docs/measurements/exact.md
