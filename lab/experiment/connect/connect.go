@@ -77,6 +77,7 @@ type trial struct {
 	memory   *load.Memory    // that is walked to make caches cold
 	variants []variant       // of mode ebpf, if that is measured
 	nodes    []*testbed.Node // of variants
+	floors   []floorArm      // if instructions are counted
 	exact    bool            // instructions are counted
 }
 
@@ -90,6 +91,9 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 	}
 	b.Grouped, b.WithPods = true, true
 	c := &trial{bed: b, grid: s, profile: p, exact: o.Exact}
+	if o.Exact {
+		c.findFloors()
+	}
 	if slices.Contains(s.Modes, experiment.ArmEBPF) {
 		if err := c.findVariants(ctx); err != nil {
 			return nil, err
@@ -129,10 +133,8 @@ func (r *trial) arms() []result.Arm {
 			l = slices.Insert(l, i, v.arm)
 		}
 	}
-	if r.exact {
-		for _, f := range floors {
-			l = append(l, f.arm)
-		}
+	for _, f := range r.floors {
+		l = append(l, f.arm)
 	}
 	return l
 }
@@ -148,12 +150,10 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 			func(ctx context.Context) error { return r.startVariant(ctx, v) })
 		others = append(others, &testbed.Pair{Arm: v.arm.ID, Services: r.grid.Most()})
 	}
-	if r.exact {
-		for _, f := range floors {
-			l.Add("attaching "+f.arm.Title, 100*time.Millisecond,
-				func(ctx context.Context) error { return r.addFloor(ctx, f.arm.ID, f.program) })
-			others = append(others, &testbed.Pair{Arm: f.arm.ID})
-		}
+	for _, f := range r.floors {
+		l.Add("attaching "+f.arm.Title, 100*time.Millisecond,
+			func(ctx context.Context) error { return r.addFloor(ctx, f.arm.ID, f.program) })
+		others = append(others, &testbed.Pair{Arm: f.arm.ID})
 	}
 	l.Add("starting servers", 100*time.Millisecond, func(context.Context) error { return r.bed.Serve(out.Remark) })
 	l.Times(p.Rounds, "traffic, round", r.grid.Planned(r.operations(), others...),
