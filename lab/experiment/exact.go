@@ -13,6 +13,9 @@ import (
 // ExactRounds is how many rounds an exact run has, unless the user says otherwise: as few as bound a median.
 const ExactRounds = 7
 
+// quickExactRounds is how many a quick one has at most: counts of rounds hardly differ, and all of them take long.
+const quickExactRounds = 3
+
 // NoTime is why an exact run leaves measures of time out that aren't processor time.
 const NoTime = "they are times, and an exact machine's clock jumps over idle time"
 

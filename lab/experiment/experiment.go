@@ -48,10 +48,13 @@ type Options struct {
 	Output    io.Writer // for progress
 }
 
-// RoundsOr returns how many there are: as many as the user wants, or the profile's.
+// RoundsOr returns how many there are: as many as the user wants, or the profile's; of a quick exact run few.
 func (o Options) RoundsOr(profile int) int {
-	if o.Rounds > 0 {
+	switch {
+	case o.Rounds > 0:
 		return o.Rounds
+	case o.Exact && o.Quick:
+		return min(profile, quickExactRounds)
 	}
 	return profile
 }

@@ -21,6 +21,24 @@ func TestPartsAreOfWhatIsTraced(t *testing.T) {
 	}
 }
 
+func TestRounds(t *testing.T) {
+	for _, c := range []struct {
+		o             Options
+		profile, want int
+	}{
+		{Options{}, 7, 7},
+		{Options{Quick: true}, 51, 51},
+		{Options{Exact: true}, 7, 7},
+		{Options{Exact: true, Quick: true}, 7, 3},
+		{Options{Exact: true, Quick: true}, 1, 1},
+		{Options{Exact: true, Quick: true, Rounds: 5}, 7, 5},
+	} {
+		if n := c.o.RoundsOr(c.profile); n != c.want {
+			t.Errorf("%+v of a profile of %d: %d", c.o, c.profile, n)
+		}
+	}
+}
+
 func TestLayoutsAreChosen(t *testing.T) {
 	for _, c := range []struct {
 		chosen, want []string
