@@ -462,7 +462,7 @@ func (p *Comparison) Terminal(w io.Writer, width int) error {
 	termTable(&b, p.Claims, width, 0, 4, 1, 2)
 	tables := slices.Concat(p.Tables, some(p.Values))
 	if l := p.counted(); len(l) > 0 { // their parts are on the page
-		termTable(&b, l[0], width, 0, 0, 0, 3, 3, 0, 2, 4, 4, 1)
+		termTable(&b, l[0], width, 0, 0, 0, 3, 3, 0, 1, 4, 4, 2)
 		tables = tables[len(l):]
 	}
 	for _, t := range tables {
