@@ -27,6 +27,7 @@ const (
 // longPages are pages beyond maxPage, and why.
 var longPages = map[string]string{
 	"docs/reference/configuration.md": "its tables are generated: all fields and flags are searched in one page",
+	"docs/measurements/exact.md":      "it is generated: kernels and modes are compared in one page",
 }
 
 // rootDocuments are the documents beside docs.
