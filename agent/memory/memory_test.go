@@ -4,8 +4,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
+
+	"fairlead.dev/fairlead/kernel/cgroup"
 )
 
 // collections counts the collections while f runs, and tells the highest heap seen after each step of f.
@@ -22,6 +25,26 @@ func collections(f func(step func())) (n uint32, highest uint64) {
 
 // alone is set in the process that this test has to itself: what other tests have in use varies.
 const alone = "FAIRLEAD_TEST_ALONE"
+
+func TestHeadroomAndContainer(t *testing.T) {
+	const mib = 1 << 20
+	for live, want := range map[int64]int64{8 * mib: 4 * mib, 32 * mib: 16 * mib, 128 * mib: 40 * mib} {
+		if got := headroom(live); got != want {
+			t.Errorf("a living heap of %d MiB may grow by %d MiB, want %d", live/mib, got/mib, want/mib)
+		}
+	}
+	if got := ofContainer(512 * mib); got != 384*mib {
+		t.Errorf("of a container's 512 MiB the process has %d", got/mib)
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	before := debug.SetMemoryLimit(-1)
+	defer debug.SetMemoryLimit(before)
+	Start()
+	if limit, percent := debug.SetMemoryLimit(-1), debug.SetGCPercent(50); percent != 50 ||
+		limit != ofContainer(cgroup.MemoryLimit()) {
+		t.Errorf("while it starts the limit is %d, and garbage collected at %d %%", limit, percent)
+	}
+}
 
 func TestRestCollectsWhatItMakes(t *testing.T) {
 	if os.Getenv(alone) == "" {
