@@ -23,8 +23,8 @@ type Options struct {
 	Node      string // this node's name
 	ProxyName string // as in resolve.Config
 	Nodes     bool   // all of them, not this node's alone
-	// Kinds are read as well: of Namespace, Pod, NetworkPolicy and ClusterNetworkPolicy. None of them is delivered before
-	// all have been listed, but for ClusterNetworkPolicies that the server doesn't serve.
+	// Kinds are read as well: of Namespace, Pod, NetworkPolicy and ClusterNetworkPolicy. Each is Batch.Unlisted until it
+	// has been listed, but for ClusterNetworkPolicies that the server doesn't serve.
 	Kinds []source.Kind
 	Pods  bool // nothing begins without this node's Pods; they are read too, where Kinds hasn't all
 
