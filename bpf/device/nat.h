@@ -1280,8 +1280,8 @@ static __always_inline bool may_begin(const struct packet *p)
 }
 
 /*
- * Returns whether a socket of the node, or a client that other rules masquerade, uses a port with which a client is
- * masqueraded, to the same backend. Then it gets another port. If the client's flow has ended, the port is free.
+ * Returns whether a socket of the node, or a client that other rules masquerade, uses a port that a backend knows
+ * another client by. Then it gets another port. If the client's flow has ended, the port is free.
  */
 __noinline int port_clashes(const struct packet *p)
 {
@@ -1299,7 +1299,8 @@ __noinline int port_clashes(const struct packet *p)
 		bpf_map_delete_elem(&fl_nat_dst, &back);
 		return false;
 	}
-	if (held->state & NODE_CLIENT)
+	if (held->state & NODE_CLIENT && held->to.port == p->tuple.sport &&
+	    addr_equal(&held->to.address, &p->tuple.source)) /* its own, by an entry */
 		return false;
 	e.seen = p->now;
 	return nat_insert(&fl_nat_src, &p->tuple, &e);
