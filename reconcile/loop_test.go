@@ -458,6 +458,27 @@ func TestDriftIsRepaired(t *testing.T) {
 	})
 }
 
+// twice is a plane that reads each fact twice, as a kernel may whose table changes meanwhile.
+type twice struct{ watched }
+
+func (w twice) Read(ctx context.Context) ([]fact, error) {
+	facts, err := w.watched.Read(ctx)
+	return append(facts, facts...), err
+}
+
+func TestDriftIsRepairedAmongFactsReadTwice(t *testing.T) {
+	in(t, Options[*part]{}, func(r *rig) {
+		a := of("a", "1 x v", "1 y v")
+		r.loop = New(twice{watched{plane{r.kernel}}}, Options[*part]{})
+		r.loop.Change([]*part{a}, nil)
+		r.run()
+		r.sync(a)
+		r.drift(key{1, "x"}, "")
+		synctest.Wait()
+		r.sync(a)
+	})
+}
+
 func TestReadAgainAfterDrift(t *testing.T) {
 	in(t, Options[*part]{}, func(r *rig) {
 		a := of("a", "1 x v", "1 y v")

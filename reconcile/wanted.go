@@ -273,7 +273,8 @@ func (t *table[T, K, V]) learn(facts []dataplane.Fact[K, V]) {
 // compare takes in what the kernel holds, all of it, and returns the jobs that come of that alone. wanted are the
 // facts of all wanted parts.
 func (t *table[T, K, V]) compare(facts []dataplane.Fact[K, V], wanted iter.Seq[dataplane.Fact[K, V]]) []*job[K, V] {
-	before, same := t.jobs, 0
+	before := t.jobs
+	var same, due uint64    // sums of what keys are known by: a plane may read one twice, while its kernel changes
 	other := map[uint64]V{} // held with another value than the wanted one, by what is known of a key
 	for _, f := range facts {
 		id := t.id(f.Key)
@@ -281,9 +282,9 @@ func (t *table[T, K, V]) compare(facts []dataplane.Fact[K, V], wanted iter.Seq[d
 		j := t.jobOf(e)
 		switch {
 		case j == nil && known && e.refs > 0 && e.digest == t.digest(f.Key, f.Value):
-			same++
+			same += id
 			if e.job == unread {
-				t.entries[id] = entry{e.digest, e.refs, settled}
+				t.entries[id] = entry{digest: e.digest, refs: e.refs}
 			}
 			continue
 		case j == nil && known && e.refs > 0:
@@ -302,7 +303,12 @@ func (t *table[T, K, V]) compare(facts []dataplane.Fact[K, V], wanted iter.Seq[d
 		}
 		j.seen = false
 	}
-	if same < len(t.entries)-len(t.todo) {
+	for id, e := range t.entries {
+		if e.job <= 0 {
+			due += id
+		}
+	}
+	if same != due {
 		t.lose(facts, other, wanted)
 	}
 	return slices.DeleteFunc(slices.Clone(t.todo), func(j *job[K, V]) bool { return j.n <= before })
@@ -321,6 +327,9 @@ func (t *table[T, K, V]) lose(facts []dataplane.Fact[K, V], other map[uint64]V, 
 		if _, is := other[id]; !is {
 			delete(lost, id)
 		}
+	}
+	if len(lost) == 0 {
+		return
 	}
 	for f := range wanted {
 		id := t.id(f.Key)
