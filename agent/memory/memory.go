@@ -10,11 +10,18 @@ import (
 )
 
 // Start has a process that reads a whole cluster collect garbage often enough that it needs little more meanwhile than
-// after, and bounds its memory by what its container may use.
+// after, and bounds its memory by what its container may use, where it sees that, and by GOMEMLIMIT.
 func Start() {
+	bound = min(environment, ofContainer(cgroup.MemoryLimit()))
 	debug.SetGCPercent(50)
-	debug.SetMemoryLimit(ofContainer(cgroup.MemoryLimit()))
+	debug.SetMemoryLimit(bound)
 }
+
+// What memory may come to: by GOMEMLIMIT, and the bound that Start finds, which is no larger.
+var (
+	environment = debug.SetMemoryLimit(-1)
+	bound       = environment
+)
 
 // ofContainer returns how much of a container's limit is for the process itself: the kernel's memory for what it writes
 // there counts, too.
@@ -23,7 +30,7 @@ func ofContainer(limit int64) int64 { return limit / 4 * 3 }
 // Rest returns what a start has needed to the system, and has the process collect garbage only when it makes some. Go
 // collects every two minutes whatever happens (forcegcperiod in runtime/proc.go), which at 100,000 endpoints is most of
 // what an agent at rest costs; with GOGC off it doesn't, and collects when memory comes to its limit. So the limit is
-// set after each collection to where the next is to begin (headroom), or to that of the container if it is less.
+// set after each collection to where the next is to begin (headroom), or to what Start found if that is less.
 func Rest() {
 	debug.SetGCPercent(-1)
 	limit()
@@ -40,7 +47,7 @@ func watchCollections() {
 	})
 }
 
-// limit sets the memory limit to what the process needs when its living heap has grown by half.
+// limit sets the memory limit to what the process needs when its living heap has grown by its headroom.
 func limit() {
 	s := []metrics.Sample{
 		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"},
@@ -52,7 +59,7 @@ func limit() {
 	around := v(0) - v(1) - v(2) - v(3)
 	goal := max(v(4)+headroom(v(4)), 8<<20)
 	// the runtime begins a thirty-second and 1 MiB before the limit (mgcpacer.go)
-	debug.SetMemoryLimit(min(around+goal+goal/32+1<<20, ofContainer(cgroup.MemoryLimit())))
+	debug.SetMemoryLimit(min(around+goal+goal/32+1<<20, bound))
 }
 
 // headroom returns by how much a living heap may grow before the next collection: by half, beyond 32 MiB by a quarter,
