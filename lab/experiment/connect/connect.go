@@ -335,7 +335,7 @@ func measures(cold bool) (l []result.Measure) {
 // aims are those of clients on the node and in a pod, with warm and with cold caches.
 func (r *trial) aims() (l []result.Aim) {
 	if r.exact {
-		return exactAims(r.grid.Modes, r.grid.Layouts)
+		return r.exactAims()
 	}
 	for _, by := range []string{"", experiment.SuffixPod} {
 		l = append(l, experiment.ConnectionAims(r.grid.Modes, r.grid.Layouts, by)...)
