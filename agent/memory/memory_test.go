@@ -44,6 +44,11 @@ func TestHeadroomAndContainer(t *testing.T) {
 		limit != ofContainer(cgroup.MemoryLimit()) {
 		t.Errorf("while it starts the limit is %d, and garbage collected at %d %%", limit, percent)
 	}
+	defer func(was int64) { environment = was; Start() }(environment)
+	environment = 100 * mib
+	if Start(); debug.SetMemoryLimit(-1) != environment {
+		t.Errorf("GOMEMLIMIT isn't heeded: the limit is %d", debug.SetMemoryLimit(-1))
+	}
 }
 
 func TestRestCollectsWhatItMakes(t *testing.T) {
