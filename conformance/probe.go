@@ -14,13 +14,15 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
 	"fairlead.dev/fairlead/kernel/link"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/sandbox"
 	"fairlead.dev/fairlead/sandbox/echo"
 	"fairlead.dev/fairlead/verdict"
-	"golang.org/x/sys/unix"
 )
 
 // How long a probe waits, unless the subject is slow: for an answer that must come, and for one that must not.
@@ -134,12 +136,16 @@ func (p probe) chooses() bool {
 }
 
 // port returns the client ports from 10000 to 59999, one after the other, round and round: past those that the cast
-// serves, and without node ports, where a process may listen on the client's own host.
+// serves, and without node ports and host ports, where a process may listen on the client's own host. What comes back
+// there is led to the Service in mode userspace, whose rules see no connection.
 func (w *testbed) port() uint16 {
 	const first, nodePort, after, last = 10000, 30000, 32768, 59999
 	port := first + (w.ports.Add(1)-1)%(nodePort-first+last+1-after)
 	if port >= nodePort {
 		port += after - nodePort
+	}
+	if slices.ContainsFunc(hostPorts, func(p corev1.ContainerPort) bool { return uint32(p.HostPort) == port }) {
+		return w.port()
 	}
 	return uint16(port)
 }
