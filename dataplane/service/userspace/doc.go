@@ -19,8 +19,8 @@
 // 0, and is put behind ours), so that node ports and Service addresses that the node itself has lead to the netns as
 // well. The kernel asks rule after rule for every packet that it routes.
 //
-// A rule sees no connection: a packet to a node port that replies to a connection of the node's own is led to the
-// netns, too. What the node masquerades comes back by netfilter's translation, before routing.
+// A rule sees no connection: a packet to a node port or host port that replies to a connection of the node's own is led
+// to the netns, too. What the node masquerades comes back by netfilter's translation, before routing.
 //
 // ICMP shows no port. Errors for connections of the netns don't get there; where a path takes smaller packets than it
 // says, the netns's TCP finds out by itself (RFC 4821, tcp_mtu_probing). Fragments of datagrams are led by the address
