@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+	"sync"
 
 	"fairlead.dev/fairlead/kernel/cgroup"
 )
@@ -12,20 +13,16 @@ import (
 // Start has a process that reads a whole cluster collect garbage often enough that it needs little more meanwhile than
 // after, and bounds its memory by what its container may use, where it sees that, and by GOMEMLIMIT.
 func Start() {
-	bound = min(environment, ofContainer(cgroup.MemoryLimit()))
 	debug.SetGCPercent(50)
-	debug.SetMemoryLimit(bound)
+	debug.SetMemoryLimit(bound())
 }
 
-// What memory may come to: by GOMEMLIMIT, and the bound that Start finds, which is no larger.
-var (
-	environment = debug.SetMemoryLimit(-1)
-	bound       = environment
-)
+// bound returns what memory may come to.
+var bound = sync.OnceValue(func() int64 { return boundOf(debug.SetMemoryLimit(-1), cgroup.MemoryLimit()) })
 
-// ofContainer returns how much of a container's limit is for the process itself: the kernel's memory for what it writes
-// there counts, too.
-func ofContainer(limit int64) int64 { return limit / 4 * 3 }
+// boundOf returns what memory may come to by GOMEMLIMIT and by a container's limit, of which a quarter is left to the
+// kernel's memory for what the process writes there.
+func boundOf(environment, container int64) int64 { return min(environment, container/4*3) }
 
 // Rest returns what a start has needed to the system, and has the process collect garbage only when it makes some. Go
 // collects every two minutes whatever happens (forcegcperiod in runtime/proc.go), which at 100,000 endpoints is most of
@@ -59,7 +56,7 @@ func limit() {
 	around := v(0) - v(1) - v(2) - v(3)
 	goal := max(v(4)+headroom(v(4)), 8<<20)
 	// the runtime begins a thirty-second and 1 MiB before the limit (mgcpacer.go)
-	debug.SetMemoryLimit(min(around+goal+goal/32+1<<20, bound))
+	debug.SetMemoryLimit(min(around+goal+goal/32+1<<20, bound()))
 }
 
 // headroom returns by how much a living heap may grow before the next collection: by half, beyond 32 MiB by a quarter,
