@@ -205,11 +205,12 @@ func (k *walk) retain(ctx context.Context, l *packetLine) {
 }
 
 // captured reports whether an endpoint's own address has become an entry, which externalIPs Any allows: in mode ebpf a
-// connection that a socket was translated for goes to that address without a trace of its own, and is the entry's then.
+// connection that a socket was translated for goes to that address without a trace of its own, and is the entry's then;
+// in mode userspace so is the plane's own connection to the endpoint, since rules of routing see no connection.
 func (k *walk) captured(endpoint netip.AddrPort) bool {
 	e := model.Entry{Addr: endpoint.Addr(), Port: endpoint.Port(), Protocol: model.TCP}
 	for _, a := range k.w.agents {
-		if a.services.Frontends[e] != nil && k.w.implementation.Name == "ebpf" {
+		if a.services.Frontends[e] != nil && slices.Contains([]string{"ebpf", "userspace"}, k.w.implementation.Name) {
 			return true
 		}
 	}
