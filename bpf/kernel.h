@@ -29,6 +29,10 @@ typedef struct {
 	int counter;
 } atomic_t;
 
+struct timespec64 {
+	__s64 tv_sec;
+};
+
 struct nf_hook_entry {
 	void *hook, *priv;
 };
@@ -42,6 +46,38 @@ struct nf_hook_entries {
 struct nf_hook_ops {
 	void *priv;
 	int priority;
+};
+
+/* The rules of a chain, in two generations, of which the kernel evaluates one (net/netfilter/nf_tables_core.c). */
+struct nft_rule_blob {
+	unsigned long size; /* 0: no rules */
+};
+
+struct nft_table {
+	char *name;
+};
+
+struct nft_chain {
+	struct nft_rule_blob *blob_gen_0, *blob_gen_1;
+	struct nft_table *table;
+	char *name;
+};
+
+struct nft_base_chain {
+	struct nf_hook_ops ops;
+	__u8 policy;
+	struct nft_chain chain;
+};
+
+/* A table of iptables' legacy form: entries of all its chains, and where those of each hook begin and end. */
+struct xt_table_info {
+	unsigned int hook_entry[5], underflow[5];
+	unsigned char entries[];
+};
+
+struct xt_table {
+	struct xt_table_info *private;
+	char name[32];
 };
 
 struct netns_nf {

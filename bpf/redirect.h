@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Redirecting a packet to a pod, and what the device program and the program of network policies (policy.c) share for
- * that. Where the only hook of netfilter in forwarding is a program, the device program finds the route, then calls
- * the program of policies, which redirects the packet if that hook is of policies, and they accept it.
+ * that. Where the only hook of netfilter in forwarding that would handle the packet is a program, the device program
+ * finds the route, then calls the program of policies with that hook's ID, which redirects the packet if that hook is
+ * of policies, and they accept it.
  */
 #pragma once
 
@@ -14,9 +15,6 @@
 #include <linux/udp.h>
 #include <stddef.h>
 
-/* include/uapi/linux/netfilter.h */
-enum { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4 };
-
 /* include/uapi/linux/bpf.h, since Linux 6.6: continue with the next program */
 #define TCX_NEXT -1
 
@@ -25,36 +23,16 @@ enum { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4 };
 
 #define has_field(type, field) bpf_core_field_exists(((struct type *)0)->field)
 
-/* To which device a packet is redirected, and with which link-layer addresses. In skb->cb between the two programs. */
+/*
+ * To which device a packet is redirected, and with which link-layer addresses. In skb->cb between the two programs, and
+ * behind it, as cb[HOOK_PROGRAM], the ID of the program at netfilter's hooks.
+ */
 struct redirect {
 	__u32 out_ifindex;
 	__u8 dst_mac[ETH_ALEN], src_mac[ETH_ALEN];
 };
 
-static __always_inline struct nf_hook_entries *forward_hooks(struct net *net, bool six)
-{
-	return six ? net->nf.hooks_ipv6[NF_INET_FORWARD] : net->nf.hooks_ipv4[NF_INET_FORWARD];
-}
-
-/*
- * Returns the ID of the program that is the only hook, 0 where there are others (net/netfilter/nf_bpf_link.c). What
- * other hooks have as their private data doesn't point to itself in the same way.
- */
-static __always_inline __u32 only_hook_program(struct nf_hook_entries *e)
-{
-	struct nf_hook_entry *first;
-	struct bpf_prog *program;
-	void *data;
-
-	if (!has_field(nf_hook_entry, priv) || !has_field(bpf_prog_aux, prog) || e->num_hook_entries != 1)
-		return 0;
-	first = cast((void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks), struct nf_hook_entry);
-	data = first->priv;
-	if (!data)
-		return 0;
-	program = cast(data, struct bpf_prog);
-	return program->aux->prog == program ? program->aux->id : 0;
-}
+#define HOOK_PROGRAM (sizeof(struct redirect) / sizeof(__u32))
 
 /* Writes the headers of a packet that is redirected: as the pod's device would have, with one hop less. */
 static __always_inline bool rewrite_l2(struct __sk_buff *skb, void *ip, const struct redirect *r, bool is6)

@@ -45,6 +45,10 @@ var (
 	slowReasonDesc = prometheus.NewDesc("fairlead_fast_path_off",
 		"1 for each reason why packets to pods take the host stack, 0 for all others (mode ebpf).",
 		[]string{"ip_family", "reason"}, nil)
+	hookDesc = prometheus.NewDesc("fairlead_fast_path_hook",
+		"1 for each hook of netfilter that keeps packets to pods on the host stack, with the program that made it, as far "+
+			"as that can be told, and the command that lists it (mode ebpf).",
+		[]string{"ip_family", "hook", "owner", "command"}, nil)
 	excludedDesc = prometheus.NewDesc("fairlead_fast_path_excluded_devices",
 		"Devices whose packets take the host stack because another program, a queueing discipline or a tap handles them "+
 			"(mode ebpf).",
@@ -107,6 +111,9 @@ func (c collector) collectFastPath(ch chan<- prometheus.Metric) {
 		gauge(fastPathDesc, is[f.Enabled], bothFamilies[i])
 		for _, r := range path.AllReasons {
 			gauge(slowReasonDesc, is[slices.Contains(f.Reasons, r)], bothFamilies[i], r)
+		}
+		for _, h := range f.Hooks {
+			gauge(hookDesc, 1, bothFamilies[i], h.Name, h.Owner, h.Command)
 		}
 	}
 	gauge(excludedDesc, len(path.Devices))

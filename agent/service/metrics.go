@@ -189,7 +189,7 @@ type collector struct{ *Services }
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{connectionsDesc, refusedDesc, packetsDesc, fastPathDesc, slowReasonDesc,
-		excludedDesc, boundDesc, droppedDesc, localhostDesc, invalidDesc, entriesDesc, limitDesc} {
+		hookDesc, excludedDesc, boundDesc, droppedDesc, localhostDesc, invalidDesc, entriesDesc, limitDesc} {
 		ch <- d
 	}
 	for _, d := range failures {

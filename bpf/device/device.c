@@ -15,6 +15,8 @@ const enum packet_event unused_event __attribute__((unused));
 const enum nat_state unused_state __attribute__((unused));
 const enum port_bit unused_use __attribute__((unused));
 const enum slow_reason unused_slow __attribute__((unused));
+const enum hook_role unused_role __attribute__((unused));
+const enum nf_inet_hooks unused_point __attribute__((unused));
 const enum unmatched_action unused_action __attribute__((unused));
 const enum masq_range unused_range __attribute__((unused));
 

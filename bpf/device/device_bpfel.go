@@ -86,6 +86,31 @@ type deviceFrontend struct {
 	Fast       uint8
 }
 
+type deviceHookFunctions struct {
+	_          structs.HostLayout
+	Multiplier uint64
+	Slots      [64]uint64
+}
+
+type deviceHookReport struct {
+	_        structs.HostLayout
+	Function uint64
+	Priority int32
+	Acting   uint32
+	Symbol   [64]uint8
+	Table    [64]uint8
+	Chain    [64]uint8
+}
+
+type deviceHookRole uint32
+
+const (
+	deviceHookRoleHOOK_UNKNOWN deviceHookRole = 0
+	deviceHookRoleHOOK_CHAIN   deviceHookRole = 1
+	deviceHookRoleHOOK_TABLE   deviceHookRole = 2
+	deviceHookRoleHOOK_IDLE    deviceHookRole = 3
+)
+
 type deviceLookup struct {
 	_     structs.HostLayout
 	Entry struct {
@@ -190,6 +215,14 @@ const (
 	deviceNatStateDIRECT          deviceNatState = 262144
 	deviceNatStatePOD_FLOW        deviceNatState = 524288
 	deviceNatStateUNDERLAY        deviceNatState = 1048576
+)
+
+type deviceNfInetHooks uint32
+
+const (
+	deviceNfInetHooksNF_INET_PRE_ROUTING  deviceNfInetHooks = 0
+	deviceNfInetHooksNF_INET_FORWARD      deviceNfInetHooks = 2
+	deviceNfInetHooksNF_INET_POST_ROUTING deviceNfInetHooks = 4
 )
 
 type devicePacketEvent uint32
@@ -337,6 +370,7 @@ const (
 	deviceMapFlBackends    = "fl_backends"
 	deviceMapFlChanges     = "fl_changes"
 	deviceMapFlFragments   = "fl_fragments"
+	deviceMapFlHooks       = "fl_hooks"
 	deviceMapFlLookup      = "fl_lookup"
 	deviceMapFlMasqRanges  = "fl_masq_ranges"
 	deviceMapFlNatDst      = "fl_nat_dst"
@@ -355,6 +389,7 @@ const (
 	deviceMapFlUplinks     = "fl_uplinks"
 	deviceProgArrive       = "arrive"
 	deviceProgFastPath     = "fast_path"
+	deviceProgHook         = "hook"
 	deviceProgLeave        = "leave"
 	deviceVarDsr           = "dsr"
 	deviceVarL2Len         = "l2_len"
@@ -362,7 +397,10 @@ const (
 	deviceVarReversePath   = "reverse_path"
 	deviceVarUnusedAction  = "unused_action"
 	deviceVarUnusedEvent   = "unused_event"
+	deviceVarUnusedPoint   = "unused_point"
 	deviceVarUnusedRange   = "unused_range"
+	deviceVarUnusedReport  = "unused_report"
+	deviceVarUnusedRole    = "unused_role"
 	deviceVarUnusedSlow    = "unused_slow"
 	deviceVarUnusedState   = "unused_state"
 	deviceVarUnusedUse     = "unused_use"
@@ -412,6 +450,7 @@ type deviceSpecs struct {
 type deviceProgramSpecs struct {
 	Arrive   *ebpf.ProgramSpec `ebpf:"arrive"`
 	FastPath *ebpf.ProgramSpec `ebpf:"fast_path"`
+	Hook     *ebpf.ProgramSpec `ebpf:"hook"`
 	Leave    *ebpf.ProgramSpec `ebpf:"leave"`
 }
 
@@ -425,6 +464,7 @@ type deviceMapSpecs struct {
 	FlBackends    *ebpf.MapSpec `ebpf:"fl_backends"`
 	FlChanges     *ebpf.MapSpec `ebpf:"fl_changes"`
 	FlFragments   *ebpf.MapSpec `ebpf:"fl_fragments"`
+	FlHooks       *ebpf.MapSpec `ebpf:"fl_hooks"`
 	FlLookup      *ebpf.MapSpec `ebpf:"fl_lookup"`
 	FlMasqRanges  *ebpf.MapSpec `ebpf:"fl_masq_ranges"`
 	FlNatDst      *ebpf.MapSpec `ebpf:"fl_nat_dst"`
@@ -453,7 +493,10 @@ type deviceVariableSpecs struct {
 	ReversePath  *ebpf.VariableSpec `ebpf:"reverse_path"`
 	UnusedAction *ebpf.VariableSpec `ebpf:"unused_action"`
 	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedPoint  *ebpf.VariableSpec `ebpf:"unused_point"`
 	UnusedRange  *ebpf.VariableSpec `ebpf:"unused_range"`
+	UnusedReport *ebpf.VariableSpec `ebpf:"unused_report"`
+	UnusedRole   *ebpf.VariableSpec `ebpf:"unused_role"`
 	UnusedSlow   *ebpf.VariableSpec `ebpf:"unused_slow"`
 	UnusedState  *ebpf.VariableSpec `ebpf:"unused_state"`
 	UnusedUse    *ebpf.VariableSpec `ebpf:"unused_use"`
@@ -485,6 +528,7 @@ type deviceMaps struct {
 	FlBackends    *ebpf.Map `ebpf:"fl_backends"`
 	FlChanges     *ebpf.Map `ebpf:"fl_changes"`
 	FlFragments   *ebpf.Map `ebpf:"fl_fragments"`
+	FlHooks       *ebpf.Map `ebpf:"fl_hooks"`
 	FlLookup      *ebpf.Map `ebpf:"fl_lookup"`
 	FlMasqRanges  *ebpf.Map `ebpf:"fl_masq_ranges"`
 	FlNatDst      *ebpf.Map `ebpf:"fl_nat_dst"`
@@ -511,6 +555,7 @@ func (m *deviceMaps) Close() error {
 		m.FlBackends,
 		m.FlChanges,
 		m.FlFragments,
+		m.FlHooks,
 		m.FlLookup,
 		m.FlMasqRanges,
 		m.FlNatDst,
@@ -540,7 +585,10 @@ type deviceVariables struct {
 	ReversePath  *ebpf.Variable `ebpf:"reverse_path"`
 	UnusedAction *ebpf.Variable `ebpf:"unused_action"`
 	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
+	UnusedPoint  *ebpf.Variable `ebpf:"unused_point"`
 	UnusedRange  *ebpf.Variable `ebpf:"unused_range"`
+	UnusedReport *ebpf.Variable `ebpf:"unused_report"`
+	UnusedRole   *ebpf.Variable `ebpf:"unused_role"`
 	UnusedSlow   *ebpf.Variable `ebpf:"unused_slow"`
 	UnusedState  *ebpf.Variable `ebpf:"unused_state"`
 	UnusedUse    *ebpf.Variable `ebpf:"unused_use"`
@@ -552,6 +600,7 @@ type deviceVariables struct {
 type devicePrograms struct {
 	Arrive   *ebpf.Program `ebpf:"arrive"`
 	FastPath *ebpf.Program `ebpf:"fast_path"`
+	Hook     *ebpf.Program `ebpf:"hook"`
 	Leave    *ebpf.Program `ebpf:"leave"`
 }
 
@@ -559,6 +608,7 @@ func (p *devicePrograms) Close() error {
 	return _DeviceClose(
 		p.Arrive,
 		p.FastPath,
+		p.Hook,
 		p.Leave,
 	)
 }

@@ -2,9 +2,7 @@ package device
 
 import (
 	"fmt"
-	"maps"
 	"path/filepath"
-	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -49,36 +47,6 @@ type FastPath struct {
 	Devices    []int        // indices of devices at which something else sees packets: those there use the host stack
 }
 
-// fastPathProgram is the program that reports what the programs at devices find.
-var fastPathProgram = sync.OnceValues(func() (*ebpf.Program, error) {
-	c, err := forDevices()
-	if err != nil {
-		return nil, err
-	}
-	c = c.Copy()
-	maps.DeleteFunc(c.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != fastPathName })
-	c.Maps, c.Variables = nil, nil
-	loaded, err := ebpf.NewCollection(c)
-	if err != nil {
-		return nil, fmt.Errorf("bpf: load the program that reports the fast path: %w", bpf.Explain(err))
-	}
-	defer loaded.Close()
-	return loaded.DetachProgram(fastPathName), nil
-})
-
-const fastPathName = "fast_path"
-
-// fastPathContext is the beginning of struct __sk_buff that the program is run with.
-type fastPathContext struct {
-	_       [10]uint32
-	Ifindex uint32
-	_       uint32
-	Leave   uint32 // cb[0]
-	Hooks   uint32 // cb[1]
-	Network uint32 // cb[2]
-	_       [2]uint32
-}
-
 // ReadFastPath reports whether the programs at devices, of a folder of maps, redirect packets in the calling thread's
 // network namespace. network is Options.PodNetwork of the programs.
 func ReadFastPath(folder string, devices []Device, network bool) (*FastPath, error) {
@@ -91,10 +59,11 @@ func ReadFastPath(folder string, devices []Device, network bool) (*FastPath, err
 	if err := bpf.ReadAll(m, func(index, id uint32) { leave[index] = id }); err != nil {
 		return nil, err
 	}
-	p, err := fastPathProgram()
+	p, err := reporterOf(folder, fastPathName)
 	if err != nil {
 		return nil, err
 	}
+	defer p.Close()
 	policies, err := policy.Folder()
 	if err != nil {
 		return nil, err
@@ -103,7 +72,7 @@ func ReadFastPath(folder string, devices []Device, network bool) (*FastPath, err
 	if err != nil {
 		return nil, err
 	}
-	by, err := runFastPath(p, fastPathContext{Ifindex: 1, Hooks: hooks, Network: bpf.Flag(network)})
+	by, err := runFastPath(p, reportContext{Ifindex: 1, CB: [5]uint32{1: hooks, 2: bpf.Flag(network)}})
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +83,7 @@ func ReadFastPath(folder string, devices []Device, network bool) (*FastPath, err
 		if d.Own || d.Header == 0 {
 			continue
 		}
-		by, err := runFastPath(p, fastPathContext{Ifindex: uint32(d.Index), Leave: leave[uint32(d.Index)]})
+		by, err := runFastPath(p, reportContext{Ifindex: uint32(d.Index), CB: [5]uint32{leave[uint32(d.Index)]}})
 		if err == nil && by&uint32(deviceSlowReasonSLOW_DEVICE) != 0 { // an error: it is gone
 			f.Devices = append(f.Devices, d.Index)
 		}
@@ -139,7 +108,7 @@ func slowReasons(by uint32) (l []SlowReason) {
 	return l
 }
 
-func runFastPath(p *ebpf.Program, in fastPathContext) (uint32, error) {
+func runFastPath(p *ebpf.Program, in reportContext) (uint32, error) {
 	by, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 64), Context: in})
 	if err != nil {
 		return 0, fmt.Errorf("bpf: run the program that reports the fast path: %w", bpf.Explain(err))

@@ -2,22 +2,20 @@
 /*
  * The fast path: a packet from a device of the node to a pod of the node is redirected to the pod (bpf_redirect_peer),
  * bypassing the host stack and the queue of the pod's device. That is done only while nothing in the kernel would
- * handle the packet on its way: no netfilter hook but that of network policies (redirect.h), IPsec policy, routing
- * rule, other program, queueing discipline, or tap. The kernel's own structs say so and are read for each packet: a
- * rule takes effect from the next packet on. The kernel's routes decide where packets go; a source that they don't lead
- * back to is left to the host stack.
+ * handle the packet on its way: no netfilter hook (hooks.h) but that of network policies, IPsec policy, routing rule,
+ * other program, queueing discipline, or tap. The kernel's own structs say so and are read for each packet: a rule
+ * takes effect from the next packet on. The kernel's routes decide where packets go; a source that they don't lead back
+ * to is left to the host stack.
  */
 #pragma once
 
-#include "border.h"
+#include "hooks.h"
 #include "reverse.h"
 
-/* include/uapi/linux/netfilter_ipv4.h and netfilter_ipv6.h, xfrm.h, if_packet.h */
-#define NF_IP_PRI_SELINUX_FIRST -225
-#define GUARD_PRIORITY -390 /* of dataplane/network/guard */
-#define NODE_ROUTES 0xfa    /* protocol of the rules of dataplane/network/route */
+#define NODE_ROUTES 0xfa /* protocol of the rules of dataplane/network/route */
 /* include/uapi/linux/rtnetlink.h: the protocol of the kernel's own rules, and their tables */
 enum { RTPROT_KERNEL = 2, RT_TABLE_DEFAULT = 253, RT_TABLE_LOCAL = 255 };
+/* include/uapi/linux/xfrm.h, if_packet.h */
 enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2, XFRM_USERPOLICY_ACCEPT = 2 };
 #define PACKET_HOST 0
 
@@ -70,65 +68,30 @@ static __always_inline bool kernel_supports(bool six)
 	       has_field(netns_ipv4, fib_has_custom_rules) && has_field(netns_nf, hooks_ipv4) &&
 	       has_field(netns_nf, hooks_ipv6) && has_field(netns_xfrm, policy_count) &&
 	       has_field(netns_xfrm, policy_default) && has_field(nf_hook_entries, num_hook_entries) &&
-	       has_field(nf_hook_entries, hooks) && has_field(nf_hook_ops, priv) && has_field(nf_hook_ops, priority) &&
-	       has_field(net_device, nd_net) && has_field(net_device, ifindex) && has_field(net_device, index_hlist) &&
-	       has_field(net_device, mtu) && has_field(net_device, max_mtu) && has_field(net_device, rx_handler) &&
-	       has_field(net_device, _tx) && has_field(net_device, ptype_all) &&
-	       has_field(net_device, ptype_specific) && has_field(net_device, tcx_ingress) &&
-	       has_field(net_device, tcx_egress) && has_field(net_device, nf_hooks_ingress) &&
-	       has_field(net_device, nf_hooks_egress) && has_field(netdev_queue, qdisc) && has_field(Qdisc, enqueue) &&
-	       has_field(tcx_entry, miniq) && has_field(tcx_entry, bundle) && has_field(bpf_mprog_entry, fp_items) &&
+	       has_field(nf_hook_entries, hooks) && has_field(nf_hook_entry, hook) && has_field(nf_hook_entry, priv) &&
+	       has_field(nf_hook_ops, priv) && has_field(nf_hook_ops, priority) && has_field(net_device, nd_net) &&
+	       has_field(net_device, ifindex) && has_field(net_device, index_hlist) && has_field(net_device, mtu) &&
+	       has_field(net_device, max_mtu) && has_field(net_device, rx_handler) && has_field(net_device, _tx) &&
+	       has_field(net_device, ptype_all) && has_field(net_device, ptype_specific) &&
+	       has_field(net_device, tcx_ingress) && has_field(net_device, tcx_egress) &&
+	       has_field(net_device, nf_hooks_ingress) && has_field(net_device, nf_hooks_egress) &&
+	       has_field(netdev_queue, qdisc) && has_field(Qdisc, enqueue) && has_field(tcx_entry, miniq) &&
+	       has_field(tcx_entry, bundle) && has_field(bpf_mprog_entry, fp_items) &&
 	       has_field(bpf_mprog_entry, parent) && has_field(bpf_mprog_fp, prog) && has_field(bpf_prog, aux) &&
 	       has_field(bpf_prog_aux, id) && has_field(hlist_head, first) && has_field(hlist_node, next);
 }
 
 /*
- * Returns whether the only hook is AppArmor's, which handles packets with a security mark alone
- * (security/apparmor/lsm.c: apparmor_ip_postroute). Only such modules have one of that priority without private data;
- * SELinux hooks into forwarding, too.
+ * Returns what acting_hook does for forwarding, and -1 also where hooks before or behind it would handle a plain
+ * packet. Without hooks, nothing is called.
  */
-static __always_inline bool is_apparmor_hook(struct nf_hook_entries *e, struct sk_buff *skb)
+static __always_inline int forward_hook(struct __sk_buff *skb, struct net *net, bool six, bool own_network)
 {
-	void *behind = (void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks) +
-		       bpf_core_type_size(struct nf_hook_entry);
-	struct nf_hook_ops *ops =
-		cast(cast(behind, struct hlist_head)->first /* the pointer there */, struct nf_hook_ops);
-
-	return e->num_hook_entries == 1 && !ops->priv && ops->priority == NF_IP_PRI_SELINUX_FIRST &&
-	       bpf_core_field_exists(skb->secmark) && !skb->secmark;
-}
-
-/*
- * Returns whether the only hook is that of the pod network's source validation, by its priority, which no other owner
- * has (dataplane/network/guard). It drops what a pod sends from other addresses than its own, and what leaves a tunnel
- * from other sources than are behind it: the fast path leaves such packets to the host stack, since no route leads back
- * to these sources by the device (resolve_route).
- */
-static __always_inline bool is_guard_hook(struct nf_hook_entries *e)
-{
-	void *behind = (void *)e + bpf_core_field_offset(struct nf_hook_entries, hooks) +
-		       bpf_core_type_size(struct nf_hook_entry);
-	struct nf_hook_ops *ops =
-		cast(cast(behind, struct hlist_head)->first /* the pointer there */, struct nf_hook_ops);
-
-	return e->num_hook_entries == 1 && ops->priv && ops->priority == GUARD_PRIORITY;
-}
-
-/*
- * Returns whether netfilter has a hook that forwarded packets of a network namespace pass, but for one in forwarding,
- * and for source validation of the pod network where that is ours.
- */
-static __always_inline bool has_netfilter_hook(struct sk_buff *skb, struct net *net, bool six, bool own_network)
-{
-	struct nf_hook_entries *before =
-		six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
-	struct nf_hook_entries *behind =
-		six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
-
-	if (before && !(own_network && is_guard_hook(before)))
-		return true;
-	barrier(); /* one by one: the verifier accepts no sum of pointers */
-	return behind && !is_apparmor_hook(behind, skb);
+	if (hooks_of(net, NF_INET_PRE_ROUTING, six) && acting_hook(skb, NF_INET_PRE_ROUTING, six, own_network))
+		return -1;
+	if (hooks_of(net, NF_INET_POST_ROUTING, six) && acting_hook(skb, NF_INET_POST_ROUTING, six, own_network))
+		return -1;
+	return hooks_of(net, NF_INET_FORWARD, six) ? acting_hook(skb, NF_INET_FORWARD, six, own_network) : 0;
 }
 
 /*
@@ -336,7 +299,7 @@ static __always_inline struct route *route_of(struct __sk_buff *skb, void *ip, s
 }
 
 /* Has the program of policies find how a packet is redirected. */
-static __always_inline int hand_to_policies(struct __sk_buff *skb, const struct redirect *target)
+static __always_inline int hand_to_policies(struct __sk_buff *skb, const struct redirect *target, int hook)
 {
 	__u32 words[sizeof(*target) / sizeof(__u32)];
 
@@ -345,6 +308,7 @@ static __always_inline int hand_to_policies(struct __sk_buff *skb, const struct 
 	skb->cb[1] = words[1];
 	skb->cb[2] = words[2];
 	skb->cb[3] = words[3];
+	skb->cb[HOOK_PROGRAM] = hook;
 	return TCX_EVALUATE;
 }
 
@@ -355,23 +319,21 @@ static __always_inline int hand_to_policies(struct __sk_buff *skb, const struct 
 static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 {
 	void *ip = (void *)(long)skb->data + sizeof(struct ethhdr), *end = (void *)(long)skb->data_end;
-	struct nf_hook_entries *hooks;
 	struct net_device *from, *to;
 	struct sk_buff *kernels;
 	struct redirect target;
 	struct net *net;
 	struct route *r;
-	bool policies;
 	__u32 length;
+	int hook;
 
 	if (!kernel_supports(six))
 		return TCX_NEXT;
 	kernels = bpf_cast_to_kern_ctx(skb);
 	from = kernels->dev;
 	net = from->nd_net.net;
-	hooks = forward_hooks(net, six);
-	policies = hooks;
-	if (has_netfilter_hook(kernels, net, six, pod_network) || (policies && !only_hook_program(hooks)))
+	hook = forward_hook(skb, net, six, pod_network);
+	if (hook < 0)
 		return TCX_NEXT;
 	if (ip + (six ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) > end ||
 	    (six ? ((struct ipv6hdr *)ip)->hop_limit : ((struct iphdr *)ip)->ttl) <= 1)
@@ -391,8 +353,8 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 	target.out_ifindex = r->out_ifindex;
 	__builtin_memcpy(target.dst_mac, r->dst_mac, sizeof(target.dst_mac));
 	__builtin_memcpy(target.src_mac, r->src_mac, sizeof(target.src_mac));
-	if (policies)
-		return hand_to_policies(skb, &target);
+	if (hook)
+		return hand_to_policies(skb, &target, hook);
 	if (!rewrite_l2(skb, ip, &target, six))
 		return TCX_NEXT;
 	count_packet(EVENT_REDIRECTED);
@@ -438,19 +400,18 @@ enum slow_reason {
  * Returns why packets of a family use the host stack, as far as the node decides. policy is the ID of the program at
  * netfilter's hooks whose policies the fast path evaluates, 0: none. own_network is pod_network of the programs.
  */
-static __always_inline __u32 slow_reasons(struct sk_buff *skb, struct net *net, bool six, __u32 policy,
+static __always_inline __u32 slow_reasons(struct __sk_buff *skb, struct net *net, bool six, int policy,
 					  bool own_network)
 {
-	struct nf_hook_entries *hooks;
 	__u32 by = 0;
+	int hook;
 
 	if (!kernel_supports(six))
 		return SLOW_KERNEL;
-	hooks = forward_hooks(net, six);
-	if (has_netfilter_hook(skb, net, six, own_network) ||
-	    (hooks && (!policy || only_hook_program(hooks) != policy)))
+	hook = forward_hook(skb, net, six, own_network);
+	if (hook && (!policy || hook != policy))
 		by |= SLOW_NETFILTER;
-	if (has_ipsec(skb, net))
+	if (has_ipsec(bpf_cast_to_kern_ctx(skb), net))
 		by |= SLOW_IPSEC;
 	if (has_routing_rule(net, six, own_network))
 		by |= SLOW_ROUTING_RULE;
@@ -478,9 +439,77 @@ int fast_path(struct __sk_buff *skb)
 	net = d->nd_net.net;
 	policy = skb->cb[1];
 	own_network = skb->cb[2];
-	by = slow_reasons(kernels, net, false, policy, own_network) |
-	     slow_reasons(kernels, net, true, policy, own_network) << SLOW_SIX;
+	by = slow_reasons(skb, net, false, policy, own_network) | slow_reasons(skb, net, true, policy, own_network)
+									  << SLOW_SIX;
 	if (!ingress_unobserved(d) || (skb->cb[0] && !egress_unobserved(d, skb->cb[0])))
 		by |= SLOW_DEVICE;
 	return by;
+}
+
+/* One of netfilter's hooks, as the program `hook` reports it. */
+struct hook_report {
+	__u64 function;
+	__s32 priority;
+	__u32 acting;		   /* whether it would handle a plain packet */
+	__u8 symbol[64];	   /* the function's name, and that of its module in brackets */
+	__u8 table[64], chain[64]; /* where it is of nf_tables; the table also where it is of iptables' legacy form */
+};
+
+const struct hook_report unused_report __attribute__((unused));
+
+/* Fills in the names of a hook's table and chain, by the role of its function. */
+static __always_inline void name_chain(struct hook_report *r, struct nf_hook_entry *entry)
+{
+	enum hook_role role = hook_role_of(r->function);
+	void *of = entry->priv, *table;
+
+	if (role == HOOK_TABLE && has_field(xt_table, name))
+		bpf_probe_read_kernel_str(r->table, sizeof(r->table),
+					  of + bpf_core_field_offset(struct xt_table, name));
+	if (role != HOOK_CHAIN || !has_field(nft_chain, name) || !has_field(nft_chain, table) ||
+	    !has_field(nft_table, name))
+		return;
+	table = (void *)word_at(of + bpf_core_field_offset(struct nft_chain, table));
+	bpf_probe_read_kernel_str(r->table, sizeof(r->table),
+				  (void *)word_at(table + bpf_core_field_offset(struct nft_table, name)));
+	bpf_probe_read_kernel_str(r->chain, sizeof(r->chain),
+				  (void *)word_at(of + bpf_core_field_offset(struct nft_chain, name)));
+}
+
+/*
+ * Reports one of netfilter's hooks behind the link-layer header of the packet that it is run with: cb[0] is whether of
+ * IPv6, cb[1] the point of the stack, cb[2] the hook's number there, from 0; cb[3] is pod_network of the programs at
+ * devices. Returns how many hooks there are. The agent runs it (BPF_PROG_TEST_RUN); it is attached nowhere.
+ */
+SEC("tc")
+int hook(struct __sk_buff *skb)
+{
+	struct hook_report r = {};
+	struct nf_hook_entries *all;
+	struct nf_hook_entry *entry;
+	struct sk_buff *kernels;
+	struct nf_hook_ops *ops;
+	__u32 i = skb->cb[2];
+	void *at;
+
+	if (!kernel_supports(false))
+		return 0;
+	kernels = bpf_cast_to_kern_ctx(skb);
+	all = hooks_of(kernels->dev->nd_net.net, skb->cb[1], skb->cb[0]);
+	if (!all)
+		return 0;
+	if (i >= all->num_hook_entries)
+		return all->num_hook_entries;
+	at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
+	entry = cast(at + i * bpf_core_type_size(struct nf_hook_entry), struct nf_hook_entry);
+	ops = cast(word_at(at + all->num_hook_entries * bpf_core_type_size(struct nf_hook_entry) + i * sizeof(void *)),
+		   struct nf_hook_ops);
+	r.function = (__u64)entry->hook;
+	r.priority = ops->priority;
+	r.acting = !is_idle_hook(entry, ops, kernels, skb->cb[1], skb->cb[0]) &&
+		   !(skb->cb[3] && is_guard_hook(ops, skb->cb[1]));
+	BPF_SNPRINTF((char *)r.symbol, sizeof(r.symbol), "%ps", r.function);
+	name_chain(&r, entry);
+	bpf_skb_store_bytes(skb, sizeof(struct ethhdr), &r, sizeof(r), 0);
+	return all->num_hook_entries;
 }

@@ -75,6 +75,7 @@ var pinNames = map[string]string{
 	deviceMapFlRoutes:      "lanes",
 	deviceMapFlPolicyCalls: "fl_policy_calls",
 	deviceMapFlPods:        "pods",
+	deviceMapFlHooks:       "fl_hooks",
 	deviceMapFlUplinks:     "uplinks",
 	deviceMapFlAllowedSrc:  "permitted",
 	deviceMapFlUnmatched:   "unmatched",

@@ -146,10 +146,11 @@ func (p *Programs) load(m *Maps, o Options, header uint32) (*ebpf.Collection, er
 		}
 	}
 	delete(c.Programs, fastPathName)
+	delete(c.Programs, hookName)
 	for _, w := range directions {
 		c.Programs[w.name].Name = w.programName(header, p.digest)
 	}
-	return m.named.Load(c)
+	return m.named.Load(c, bpf.NetfilterTypes()...)
 }
 
 // Pin pins the programs in a folder, in place of those there for the same devices, for devices that are to come.

@@ -190,14 +190,6 @@ int policy(struct bpf_nf_ctx *ctx)
 
 const volatile __u32 hook_program = 0; /* set at load time: the ID of the program at netfilter's hooks */
 
-/* Returns whether the program at netfilter's hooks that this one belongs to is the only one in forwarding. */
-static __always_inline bool is_only_hook(struct net *net, bool six)
-{
-	struct nf_hook_entries *hooks = six ? forward_hooks(net, true) : forward_hooks(net, false);
-
-	return hooks && only_hook_program(hooks) == hook_program;
-}
-
 /* Parses a plain packet, which the device program has checked. Returns false if the TCP header is incomplete. */
 static __always_inline bool parse_plain(struct policy_packet *p, void *ip, void *end, bool is6)
 {
@@ -286,7 +278,8 @@ __noinline int reset_ends(struct __sk_buff *skb, const struct tuple *of, int six
 
 /*
  * Evaluates policies for a plain packet that the device program passes, and redirects it as cb says. The host stack
- * has it while the only hook in forwarding isn't the program that this one belongs to, or where it can't be read here.
+ * has it while the only hook in forwarding that would handle it isn't the program that this one belongs to, or where it
+ * can't be read here.
  */
 SEC("tcx/ingress")
 int policy_fast_path(struct __sk_buff *skb)
@@ -298,7 +291,7 @@ int policy_fast_path(struct __sk_buff *skb)
 	struct policy_packet p = {};
 	int result;
 
-	if (!is_only_hook(in->nd_net.net, six) ||
+	if (skb->cb[HOOK_PROGRAM] != hook_program ||
 	    !(six ? parse_plain(&p, ip, end, true) : parse_plain(&p, ip, end, false)))
 		return TCX_NEXT;
 	p.ifindex = skb->ifindex;

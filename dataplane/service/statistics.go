@@ -42,8 +42,18 @@ type FastPath struct {
 type FamilyFastPath struct {
 	Enabled bool     `json:"enabled"`
 	Reasons []string `json:"reasons"` // why not
-	Hooks   []string `json:"hooks"`   // of netfilter, such as "table ip nat chain POSTROUTING"
+	Hooks   []Hook   `json:"hooks"`   // of netfilter that would handle packets
 }
+
+// Hook is one of netfilter's that keeps packets on the host stack.
+type Hook struct {
+	Name    string `json:"name"`    // such as "table ip nat chain POSTROUTING", or a function of the kernel
+	Owner   string `json:"owner"`   // the program that made it, as far as that can be told
+	Command string `json:"command"` // by which it is listed
+}
+
+// String returns the hook, its owner and the command.
+func (h Hook) String() string { return fmt.Sprintf("%s of %s: %s", h.Name, h.Owner, h.Command) }
 
 // Netfilter is the reason of a FamilyFastPath that has Hooks.
 const Netfilter = "netfilter"
@@ -57,7 +67,11 @@ func (f FamilyFastPath) String() string {
 	for i, r := range f.Reasons {
 		words[i] = r
 		if r == Netfilter && len(f.Hooks) > 0 {
-			words[i] += fmt.Sprintf(" (%s)", strings.Join(f.Hooks, ", "))
+			hooks := make([]string, len(f.Hooks))
+			for i, h := range f.Hooks {
+				hooks[i] = h.String()
+			}
+			words[i] += fmt.Sprintf(" (%s)", strings.Join(hooks, ", "))
 		}
 	}
 	return "off: " + strings.Join(words, ", ")

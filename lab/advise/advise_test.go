@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/agent/mode"
+	"fairlead.dev/fairlead/bpf/device"
 	"fairlead.dev/fairlead/lab/experiment"
 	"fairlead.dev/fairlead/lab/labtest"
 	"fairlead.dev/fairlead/lab/report"
@@ -212,9 +213,9 @@ func TestCandidates(t *testing.T) {
 }
 
 func TestForeignHooks(t *testing.T) {
-	got := foreign([]string{"table inet fairlead chain prerouting", "ipv4_conntrack_in", "table ip nat chain POSTROUTING",
-		"ipv4_conntrack_defrag", "iptable_filter_hook"})
-	if want := []string{"table ip nat chain POSTROUTING", "iptable_filter_hook"}; !slices.Equal(got, want) {
+	got := foreign([]device.Hook{{Function: "nft_do_chain_inet", Table: "fairlead", Chain: "prerouting"},
+		{Function: "nft_do_chain_ipv4", Table: "filter", Chain: "FORWARD"}, {Function: "ipt_do_table", Table: "raw"}})
+	if want := []string{"table ip filter chain FORWARD", "ipt_do_table"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	c := Config{Cluster: &Cluster{}, NoFastPath: true}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/agent/mode"
-	"fairlead.dev/fairlead/kernel/nfhooks"
+	"fairlead.dev/fairlead/bpf/device"
 	"fairlead.dev/fairlead/model"
 	resolve "fairlead.dev/fairlead/resolve/service"
 	"fairlead.dev/fairlead/source"
@@ -65,23 +65,24 @@ func Lacks(objects []source.Object, config resolve.Config, options mode.Options,
 	return out, nil
 }
 
-// ForeignHooks returns the hooks of other programs that see what the calling thread's network namespace forwards: they
-// keep mode ebpf from redirecting packets to pods. None are known where the kernel lists no hooks (before Linux 5.14).
+// ForeignHooks returns the hooks of other programs that would handle what the calling thread's network namespace
+// forwards to pods: they keep mode ebpf from redirecting packets. None are known where programs can't be loaded.
 func ForeignHooks() []string {
-	names, err := nfhooks.Forwarding(unix.AF_INET)
+	hooks, err := device.SurveyHooks()
 	if err != nil {
 		return nil
 	}
-	return foreign(names)
+	return foreign(device.Acting(hooks, unix.AF_INET))
 }
 
-// foreign returns the hooks that are neither Fairlead's own nor connection tracking's, which come with others.
-func foreign(names []string) []string {
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
-		f := strings.Fields(name)
-		return len(f) > 2 && f[0] == "table" && strings.HasPrefix(f[2], "fairlead") ||
-			strings.Contains(name, "conntrack") || strings.Contains(name, "defrag")
-	})
+// foreign returns the names of the hooks that aren't Fairlead's own.
+func foreign(hooks []device.Hook) (names []string) {
+	for _, h := range hooks {
+		if !strings.HasPrefix(h.Table, "fairlead") {
+			names = append(names, h.String())
+		}
+	}
+	return names
 }
 
 // most is how many sentences of a kind are shown.

@@ -119,7 +119,7 @@ func (d *devices) put(m *device.Maps, o device.Options) error {
 		return err
 	}
 	d.loaded, d.options = true, o
-	return errors.Join(d.joinPolicies(), d.writePods(list))
+	return errors.Join(d.joinPolicies(), d.writePods(list), d.writeHooks())
 }
 
 // joinPolicies has the fast path evaluate network policies, where the engine ebpf has its program in the kernel.
@@ -181,7 +181,12 @@ func (d *devices) refresh() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.writePods(list), d.writeUplinks(d.options))
+	return errors.Join(d.writePods(list), d.writeUplinks(d.options), d.writeHooks())
+}
+
+// writeHooks has the programs know the functions of netfilter's hooks that are there now.
+func (d *devices) writeHooks() error {
+	return d.ns.Do(func() error { return device.WriteHooks(d.maps) })
 }
 
 // writeUplinks has the programs know the devices by which other Nodes are reached: tunnels, and those that the routes
@@ -414,8 +419,9 @@ func (p *Plane) watchDevices(ctx context.Context, signal func(other bool)) (<-ch
 	}
 	go func() {
 		defer close(ended)
-		tick := time.NewTicker(rebuildEvery)
+		tick, search := time.NewTicker(rebuildEvery), time.NewTicker(hooksEvery)
 		defer tick.Stop()
+		defer search.Stop()
 		signal(p.devices.refresh() != nil)
 		for {
 			select {
@@ -423,6 +429,11 @@ func (p *Plane) watchDevices(ctx context.Context, signal func(other bool)) (<-ch
 				if !more {
 					return
 				}
+			case <-search.C:
+				if p.devices.writeHooks() != nil {
+					signal(true)
+				}
+				continue
 			case <-tick.C:
 				if p.devices.rebuild() != nil {
 					signal(true)
@@ -434,8 +445,9 @@ func (p *Plane) watchDevices(ctx context.Context, signal func(other bool)) (<-ch
 	return ended, nil
 }
 
-// rebuildEvery is how often the bits of ports that flows use are rebuilt.
-const rebuildEvery = 3 * time.Minute
+// rebuildEvery is how often the bits of ports that flows use are rebuilt; hooksEvery, how often functions of
+// netfilter's hooks are looked for that weren't there before.
+const rebuildEvery, hooksEvery = 3 * time.Minute, 30 * time.Second
 
 // rebuild clears the bits of ports that flows no longer use.
 func (d *devices) rebuild() error {

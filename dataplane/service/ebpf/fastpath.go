@@ -9,7 +9,6 @@ import (
 
 	"fairlead.dev/fairlead/bpf/device"
 	serviceplane "fairlead.dev/fairlead/dataplane/service"
-	"fairlead.dev/fairlead/kernel/nfhooks"
 	"fairlead.dev/fairlead/kernel/sysctl"
 )
 
@@ -29,6 +28,10 @@ func (p *Plane) FastPath() (f *serviceplane.FastPath, err error) {
 		list = append(list, device.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod})
 	}
 	err = d.ns.Do(func() error {
+		// of what came since the last search, the programs would know neither that it is idle nor its name
+		if err := device.WriteHooks(d.maps); err != nil {
+			return err
+		}
 		r, err := device.ReadFastPath(d.maps, list, d.podNetwork)
 		if r == nil {
 			return err
@@ -40,9 +43,13 @@ func (p *Plane) FastPath() (f *serviceplane.FastPath, err error) {
 		if forwards != "1" {
 			r.IPv4 = append(r.IPv4, device.SlowForwarding)
 		}
+		hooks, err := device.ReadHooks(d.maps, d.podNetwork)
+		if err != nil {
+			return err
+		}
 		f = &serviceplane.FastPath{Devices: []string{}, AllReasons: texts(device.SlowReasons),
-			IPv4: familyFastPath(unix.AF_INET, r.IPv4),
-			IPv6: familyFastPath(unix.AF_INET6, r.IPv6)}
+			IPv4: familyFastPath(unix.AF_INET, r.IPv4, hooks),
+			IPv6: familyFastPath(unix.AF_INET6, r.IPv6, hooks)}
 		for _, i := range r.Devices {
 			if device, err := net.InterfaceByIndex(i); err == nil { // else it is gone
 				f.Devices = append(f.Devices, device.Name)
@@ -57,12 +64,18 @@ func (p *Plane) FastPath() (f *serviceplane.FastPath, err error) {
 	return f, nil
 }
 
-// familyFastPath returns the fast path of a family, with the names of netfilter's hooks where these keep it off.
-func familyFastPath(family uint8, reasons []device.SlowReason) serviceplane.FamilyFastPath {
-	f := serviceplane.FamilyFastPath{Enabled: len(reasons) == 0, Reasons: texts(reasons), Hooks: []string{}}
-	if slices.Contains(reasons, device.SlowNetfilter) {
-		names, _ := nfhooks.Forwarding(family) // before Linux 5.14, or without CONFIG_NETFILTER_NETLINK_HOOK: none
-		f.Hooks = append(f.Hooks, names...)
+// familyFastPath returns the fast path of a family, with netfilter's hooks where these keep it off.
+func familyFastPath(family uint8, reasons []device.SlowReason, hooks []device.Hook) serviceplane.FamilyFastPath {
+	f := serviceplane.FamilyFastPath{Enabled: len(reasons) == 0, Reasons: texts(reasons), Hooks: []serviceplane.Hook{}}
+	if !slices.Contains(reasons, device.SlowNetfilter) {
+		return f
+	}
+	for _, h := range device.Acting(hooks, family) {
+		owner, command := h.Owner()
+		hook := serviceplane.Hook{Name: h.String(), Owner: owner, Command: command}
+		if !slices.Contains(f.Hooks, hook) { // a function may be at several points of the stack
+			f.Hooks = append(f.Hooks, hook)
+		}
 	}
 	return f
 }

@@ -214,18 +214,64 @@ func (w *twoPods) slow() string {
 	return strings.Join(words, " ")
 }
 
-// kubelet's chains hook into nothing: packets are redirected beside them.
-func TestFastPathBesideCanaryChains(t *testing.T) {
-	withPods(t, func(w *twoPods) {
-		for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
-			w.run(program + " -t mangle -N KUBE-IPTABLES-HINT; " + program + " -t mangle -N KUBE-KUBELET-CANARY; " +
-				program + " -N KUBE-FIREWALL; " + program + " -I OUTPUT -j KUBE-FIREWALL")
-		}
-		w.redirects("beside kubelet's chains")
-		if slow := w.slow(); slow != "" {
-			t.Errorf("the fast path is reported off: %s", slow)
-		}
-	})
+// idleHooks are hooks that leave a packet between pods as it is, as programs leave them that every node has.
+var idleHooks = []struct{ name, put string }{
+	{"kubelet's chains, which hook into nothing", "for i in iptables-nft ip6tables-nft; do " +
+		"$i -t mangle -N KUBE-IPTABLES-HINT; " +
+		"$i -t mangle -N KUBE-KUBELET-CANARY; $i -N KUBE-FIREWALL; $i -I OUTPUT -j KUBE-FIREWALL; done"},
+	{"kubelet's firewall, which has connections tracked", kubeFirewall("iptables-nft")},
+	{"kubelet's firewall in iptables' legacy form", kubeFirewall("iptables-legacy")},
+	{"a list of rules by iptables", "for t in filter mangle raw security; do for i in iptables-nft ip6tables-nft; do " +
+		"$i -t $t -L >/dev/null; done; done"},
+	{"a list of rules by iptables in its legacy form", "for t in filter mangle raw; do " +
+		"for i in iptables-legacy ip6tables-legacy; do $i -t $t -L >/dev/null; done; done"},
+	{"a firewall of the node itself", "nft 'add table inet i; " +
+		"add chain inet i c { type filter hook input priority 0; }; " +
+		"add rule inet i c ct state invalid drop'"},
+	{"empty chains", "for f in ip ip6 inet; do for h in prerouting forward postrouting; do " +
+		"nft \"add table $f e; add chain $f e $h { type filter hook $h priority 0; }\"; done; done"},
+	{"rules that came and went", "iptables-legacy -A FORWARD -j DROP; iptables-legacy -P FORWARD DROP; " +
+		"iptables-legacy -F; iptables-legacy -P FORWARD ACCEPT; " +
+		"nft 'add table inet w; add chain inet w c { type filter hook forward priority 0; policy drop; }; " +
+		"add rule inet w c drop; flush chain inet w c; chain inet w c { policy accept; }'"},
+}
+
+// kubeFirewall returns the commands by which kubelet has a node drop what comes to its loopback addresses from
+// elsewhere.
+func kubeFirewall(program string) string {
+	return program + " -N KUBE-FIREWALL || true; for c in INPUT OUTPUT; do " +
+		program + " -I $c -j KUBE-FIREWALL; done; " +
+		program + " -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack " +
+		"! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
+}
+
+// Packets are redirected beside hooks that would leave them as they are: each by itself, and all together.
+func TestFastPathBesideIdleHooks(t *testing.T) {
+	for _, network := range []bool{false, true} {
+		withPodsOf(t, network, func(w *twoPods) {
+			for _, c := range idleHooks {
+				w.run(c.put)
+				w.watched(func() { w.redirects("beside " + c.name) })
+				if slow := w.slow(); slow != "" {
+					t.Errorf("beside %s, the fast path is reported off: %s", c.name, slow)
+				}
+			}
+		})
+	}
+}
+
+// watched runs f while the plane follows the node, as in an agent: it begins by what has come meanwhile.
+func (w *twoPods) watched(f func()) {
+	w.Helper()
+	ctx, stop := context.WithCancel(w.Context())
+	signals, err := w.plane.Watch(ctx)
+	if err != nil {
+		w.Fatal(err)
+	}
+	f()
+	stop()
+	for range signals {
+	}
 }
 
 // table returns the command that adds a chain to a table of its own.
@@ -247,19 +293,35 @@ var pastHooks = []struct {
 	},
 	{
 		name: "a hook before routing", slow: "netfilter",
-		put:  table("type filter hook prerouting priority 0;"),
+		put:  table("type filter hook prerouting priority 0;") + "; nft add rule inet t c counter",
 		undo: "nft delete table inet t",
 	},
 	{
 		name: "a hook behind routing", slow: "netfilter",
-		put:  table("type filter hook postrouting priority 0;"),
+		put:  table("type filter hook postrouting priority 0;") + "; nft add rule inet t c counter",
+		undo: "nft delete table inet t",
+	},
+	{
+		name: "a translation", slow: "netfilter",
+		put:  table("type nat hook postrouting priority 100;"),
+		undo: "nft delete table inet t",
+	},
+	{
+		name: "a default of iptables", slow: "netfilter",
+		put:  "iptables-legacy -P FORWARD DROP; ip6tables-legacy -P FORWARD DROP",
+		undo: "iptables-legacy -P FORWARD ACCEPT; ip6tables-legacy -P FORWARD ACCEPT", silent: true,
+	},
+	{
+		name: "more hooks than are read", slow: "netfilter",
+		put: "for i in $(seq 17); do " +
+			"nft \"add table inet t; add chain inet t c$i { type filter hook forward priority $i; }\"; done",
 		undo: "nft delete table inet t",
 	},
 	{
 		name: "iptables", slow: "netfilter",
 		put: "iptables-legacy -A FORWARD -j ACCEPT; ip6tables-legacy -A FORWARD -j DROP; " +
 			"ip6tables-legacy -I FORWARD -j ACCEPT",
-		undo: "iptables-legacy -F; ip6tables-legacy -F", stays: true,
+		undo: "iptables-legacy -F; ip6tables-legacy -F",
 	},
 	{
 		name: "a hook where packets come in", slow: "device",
@@ -325,7 +387,10 @@ func TestNoRedirectPastHooks(t *testing.T) {
 		t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
 			withPods(t, func(w *twoPods) {
 				w.T = t
-				w.redirects("with nothing in the way")
+				for _, idle := range idleHooks { // so that functions of hooks are known, but what they would do isn't
+					w.run(idle.put)
+				}
+				w.watched(func() { w.redirects("with nothing in the way") })
 				if slow := w.slow(); slow != "" {
 					t.Errorf("with nothing in the way, the fast path is reported off: %s", slow)
 				}

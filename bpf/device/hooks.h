@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Which hooks of netfilter would handle a plain packet on its way to a pod. The kernel's own structs say so and are
+ * read for each packet, so that no rule is missed. These leave such a packet as it is, and don't count:
+ *
+ * - base chains of nf_tables and built-in chains of iptables' legacy form that are empty and accept;
+ * - connection tracking, which alone changes nothing: whoever reads what it says of a forwarded packet, or translates
+ *   by it, has a hook of its own on the packet's way;
+ * - the kernel's br_netfilter, but for packets that it marks (has_ipsec: active_extensions);
+ * - AppArmor, and the pod network's source validation.
+ *
+ * Others' functions are known by their addresses, which the agent finds by their names.
+ */
+#pragma once
+
+#include "border.h"
+
+/* include/uapi/linux/netfilter.h */
+enum nf_inet_hooks { NF_INET_PRE_ROUTING = 0, NF_INET_FORWARD = 2, NF_INET_POST_ROUTING = 4 };
+enum { NF_ACCEPT = 1 };
+
+#define NF_IP_PRI_SELINUX_FIRST -225 /* include/uapi/linux/netfilter_ipv4.h and netfilter_ipv6.h */
+#define GUARD_PRIORITY -390	     /* of dataplane/network/guard */
+
+#define MAX_HOOKS 16 /* of one family at one point of the stack that are read */
+
+/*
+ * sizeof(struct ipt_entry), sizeof(struct ip6t_entry), and where the verdict of a rule without matches is behind them:
+ * sizeof(struct xt_entry_target), include/uapi/linux/netfilter/x_tables.h and its fellows. As a verdict, to accept is
+ * -2.
+ */
+enum { IPT_ENTRY = 112, IP6T_ENTRY = 168, XT_VERDICT = 32 };
+#define XT_ACCEPT (-NF_ACCEPT - 1)
+
+/* What the functions of hooks are for. */
+enum hook_role {
+	HOOK_UNKNOWN,
+	HOOK_CHAIN, /* a base chain of nf_tables: struct nft_base_chain has its struct nf_hook_ops */
+	HOOK_TABLE, /* a table of iptables' legacy form, which is its private data: struct xt_table */
+	HOOK_IDLE,  /* it leaves plain packets as they are */
+};
+
+#define FUNCTION_SLOTS 64 /* a power of two */
+#define FUNCTION_SHIFT 58 /* of 64 bits, those that number a slot are left */
+
+/*
+ * Functions of hooks whose role is known, each in the slot that its address leads to: address * multiplier >>
+ * FUNCTION_SHIFT. A slot is the address without its first byte, then the role. Written by the agent, which finds a
+ * multiplier that leads each to a slot of its own.
+ */
+struct hook_functions {
+	__u64 multiplier;
+	__u64 slots[FUNCTION_SLOTS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct hook_functions);
+} fl_hooks SEC(".maps");
+
+/* Returns the eight bytes at an address, by a struct that begins with a number of them. */
+static __always_inline __u64 word_at(const void *address)
+{
+	return cast(address, struct timespec64)->tv_sec;
+}
+
+/* Returns whether the kernel has no rule in a base chain of nf_tables, neither now nor next, and accepts by default. */
+static __always_inline bool is_empty_chain(struct nf_hook_ops *ops)
+{
+	void *base = (void *)ops - bpf_core_field_offset(struct nft_base_chain, ops), *chain;
+	__u64 now, next;
+
+	if (!has_field(nft_base_chain, chain) || !has_field(nft_base_chain, policy) ||
+	    !has_field(nft_chain, blob_gen_0) || !has_field(nft_chain, blob_gen_1) || !has_field(nft_rule_blob, size))
+		return false;
+	chain = base + bpf_core_field_offset(struct nft_base_chain, chain);
+	if ((word_at(base + bpf_core_field_offset(struct nft_base_chain, policy)) & 0xff) != NF_ACCEPT)
+		return false;
+	now = word_at(chain + bpf_core_field_offset(struct nft_chain, blob_gen_0));
+	next = word_at(chain + bpf_core_field_offset(struct nft_chain, blob_gen_1));
+	return !(word_at((void *)now + bpf_core_field_offset(struct nft_rule_blob, size)) |
+		 word_at((void *)next + bpf_core_field_offset(struct nft_rule_blob, size)));
+}
+
+/*
+ * Returns whether a built-in chain of a table of iptables' legacy form has no rule and accepts: the first of its
+ * entries is its policy, an entry without a condition (net/netfilter/x_tables.c: xt_check_table_hooks; ip_tables.c:
+ * check_underflow).
+ */
+static __always_inline bool is_empty_table(void *table, int hook, bool six)
+{
+	__u32 first, policy;
+	void *info;
+
+	if (!has_field(xt_table, private) || !has_field(xt_table_info, hook_entry) ||
+	    !has_field(xt_table_info, underflow) || !has_field(xt_table_info, entries))
+		return false;
+	info = (void *)word_at(table + bpf_core_field_offset(struct xt_table, private));
+	first = word_at(info + bpf_core_field_offset(struct xt_table_info, hook_entry) + hook * sizeof(__u32));
+	policy = word_at(info + bpf_core_field_offset(struct xt_table_info, underflow) + hook * sizeof(__u32));
+	return first == policy && (__s32)word_at(info + bpf_core_field_offset(struct xt_table_info, entries) + first +
+						 (six ? IP6T_ENTRY : IPT_ENTRY) + XT_VERDICT) == XT_ACCEPT;
+}
+
+/*
+ * Returns the ID of the program of a hook, 0 where it is none (net/netfilter/nf_bpf_link.c). What other hooks have as
+ * their private data doesn't point to itself in the same way.
+ */
+static __always_inline __u32 hook_program_id(void *data)
+{
+	struct bpf_prog *program;
+
+	if (!has_field(bpf_prog_aux, prog) || !data)
+		return 0;
+	program = cast(data, struct bpf_prog);
+	return program->aux->prog == program ? program->aux->id : 0;
+}
+
+/*
+ * Returns whether a hook is AppArmor's, which handles packets with a security mark alone (security/apparmor/lsm.c:
+ * apparmor_ip_postroute). Only such modules have one of that priority without private data; SELinux hooks into
+ * forwarding, too.
+ */
+static __always_inline bool is_apparmor_hook(struct nf_hook_ops *ops, struct sk_buff *skb)
+{
+	return !ops->priv && ops->priority == NF_IP_PRI_SELINUX_FIRST && bpf_core_field_exists(skb->secmark) &&
+	       !skb->secmark;
+}
+
+static __always_inline struct nf_hook_entries *hooks_of(struct net *net, int hook, bool six)
+{
+	switch (hook) {
+	case NF_INET_PRE_ROUTING:
+		return six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
+	case NF_INET_FORWARD:
+		return six ? net->nf.hooks_ipv6[NF_INET_FORWARD] : net->nf.hooks_ipv4[NF_INET_FORWARD];
+	}
+	return six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
+}
+
+static __always_inline enum hook_role hook_role_of(__u64 function)
+{
+	__u32 zero = 0;
+	struct hook_functions *known = bpf_map_lookup_elem(&fl_hooks, &zero);
+	__u64 slot;
+
+	if (!known)
+		return HOOK_UNKNOWN;
+	slot = known->slots[function * known->multiplier >> FUNCTION_SHIFT];
+	return slot >> 8 == function << 8 >> 8 ? slot & 0xff : HOOK_UNKNOWN;
+}
+
+/* Returns whether a hook leaves a plain packet as it is. */
+static __always_inline bool is_idle_hook(struct nf_hook_entry *entry, struct nf_hook_ops *ops, struct sk_buff *skb,
+					 int hook, bool six)
+{
+	switch (hook_role_of((__u64)entry->hook)) {
+	case HOOK_IDLE:
+		return true;
+	case HOOK_CHAIN:
+		return is_empty_chain(ops);
+	case HOOK_TABLE:
+		return is_empty_table(entry->priv, hook, six);
+	default:
+		return hook == NF_INET_POST_ROUTING && is_apparmor_hook(ops, skb);
+	}
+}
+
+/*
+ * Returns whether a hook is that of the pod network's source validation, by its priority, which no other owner has
+ * (dataplane/network/guard). It drops what a pod sends from other addresses than its own, and what leaves a tunnel from
+ * other sources than are behind it: the fast path leaves such packets to the host stack, since no route leads back to
+ * these sources by the device (resolve_route).
+ */
+static __always_inline bool is_guard_hook(struct nf_hook_ops *ops, int hook)
+{
+	return hook == NF_INET_PRE_ROUTING && ops->priv && ops->priority == GUARD_PRIORITY;
+}
+
+/*
+ * Returns 0 where no hook at a point of the stack would handle a plain packet, the ID of a program where that is the
+ * only hook that would, else -1. own_network is pod_network of the programs at devices.
+ */
+__noinline int acting_hook(struct __sk_buff *skb, int hook, int six, int own_network)
+{
+	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
+	struct nf_hook_entries *all = hooks_of(kernels->dev->nd_net.net, hook, six);
+	int i, acting = 0;
+	void *at, *ops_at;
+
+	if (!all)
+		return 0;
+	if (all->num_hook_entries > MAX_HOOKS)
+		return -1;
+	at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
+	ops_at = at + all->num_hook_entries * bpf_core_type_size(struct nf_hook_entry);
+	for (i = 0; i < MAX_HOOKS && i < all->num_hook_entries; i++) {
+		struct nf_hook_entry *entry =
+			cast(at + i * bpf_core_type_size(struct nf_hook_entry), struct nf_hook_entry);
+		struct nf_hook_ops *ops = cast(word_at(ops_at + i * sizeof(void *)), struct nf_hook_ops);
+		int program;
+
+		if (is_idle_hook(entry, ops, kernels, hook, six) || (own_network && is_guard_hook(ops, hook)))
+			continue;
+		program = hook_program_id(entry->priv);
+		if (!program || acting)
+			return -1;
+		acting = program;
+	}
+	return acting;
+}
