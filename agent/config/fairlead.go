@@ -116,7 +116,7 @@ type PolicyConfiguration struct {
 	// fairlead.dev/audit ([policies](../how-to/enforce-policies.md)). Set it on all nodes. Default: Ignore.
 	Mode PolicyMode `json:"mode,omitempty"`
 	// engine is the data plane for policies: nftables, iptables, ebpf, or auto, the first of these
-	// that this kernel supports. Default: auto.
+	// that this kernel supports, but beside mode ebpf first ebpf. Default: auto.
 	Engine string `json:"engine,omitempty"`
 	// unknownPods is whether rules that deny by selector of pods match addresses of the cluster's pod ranges at which no
 	// pod is known yet: Deny or Allow. Default: Deny.

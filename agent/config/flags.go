@@ -193,7 +193,7 @@ func (f *Flags) AddDecisions(fs *pflag.FlagSet) {
 		string(PoliciesIgnore)), "NetworkPolicies and ClusterNetworkPolicies: Ignore, Audit to report what they would drop, "+
 		"or Enforce (or $FAIRLEAD_POLICY_MODE)")
 	fs.StringVar(&f.own.Policy.Engine, "policy-engine", mode.Auto, "data plane for policies, auto for the first that "+
-		"this kernel supports: "+strings.Join(append(mode.EngineNames(), mode.Auto), ", "))
+		"this kernel supports, but beside mode ebpf first ebpf: "+strings.Join(append(mode.EngineNames(), mode.Auto), ", "))
 	fs.StringVar((*string)(&f.own.Policy.UnknownPods), "policy-unknown-pods", string(policy.DenyUnknownPods),
 		"rules that deny by selector also match pod addresses at which no pod is known yet: Deny, or Allow")
 	fs.StringVar((*string)(&f.own.Policy.Established), "policy-established", string(CutEstablished),

@@ -148,23 +148,35 @@ func EngineOf(name string) (Engine, error) {
 }
 
 // ChooseEngine returns the engine of that name, or for Auto and "" the first that the calling thread's network
-// namespace supports, and says why it was chosen.
-func ChooseEngine(ctx context.Context, name string) (e Engine, why string, err error) {
+// namespace supports, beside a mode of Services, and says why it was chosen: beside mode ebpf, the engine ebpf comes
+// first, since others' hooks disable that mode's fast path.
+func ChooseEngine(ctx context.Context, name string, beside Mode) (e Engine, why string, err error) {
 	if name = cmp.Or(name, Auto); name != Auto {
 		e, err = EngineOf(name)
 		return e, "asked for", err
 	}
 	var passed []error
-	for _, e := range engines {
+	order := EngineNames()
+	if beside.Name == fastPath {
+		i := slices.Index(order, fastPath)
+		order = slices.Insert(slices.Delete(order, i, i+1), 0, fastPath)
+	}
+	for _, name := range order {
+		if e, err = EngineOf(name); err != nil {
+			return e, "", err
+		}
 		if err = e.Probe(ctx); err == nil {
-			return e, strings.Join(append([]string{"auto: the first of " + strings.Join(EngineNames(), ", ") +
-				" that this kernel supports"}, lines(passed)...), "; "), nil
+			return e, strings.Join(append([]string{"auto: the first of " + strings.Join(order, ", ") +
+				" that this kernel supports beside mode " + beside.Name}, lines(passed)...), "; "), nil
 		}
 		passed = append(passed, fmt.Errorf("not %s: %w", e.Name, err))
 	}
 	return Engine{}, "", fmt.Errorf("no policy engine is supported here: %w; set policy.mode to Ignore to serve Services "+
 		"alone", errors.Join(passed...))
 }
+
+// fastPath is the mode with a fast path, and the engine whose program that calls.
+const fastPath = "ebpf"
 
 // Open opens the engine's plane for the calling thread's network namespace.
 func (e Engine) Open(log *slog.Logger) (*PolicyPlane, error) {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/kernel/netns/netnstest"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/reconcile"
 )
@@ -78,7 +79,28 @@ func TestEnginesByName(t *testing.T) {
 		!strings.Contains(err.Error(), Auto) {
 		t.Errorf("an unknown engine: %v", err)
 	}
-	if _, _, err := ChooseEngine(t.Context(), "pigeons"); err == nil {
+	if _, _, err := ChooseEngine(t.Context(), "pigeons", Mode{}); err == nil {
 		t.Error("an unknown engine is chosen")
+	}
+}
+
+// Beside mode ebpf, whose fast path calls its program, the engine ebpf is chosen; beside others the first.
+func TestEngineBesideMode(t *testing.T) {
+	node := netnstest.New(t)
+	for beside, want := range map[string]string{"nftables": "nftables", "iptables": "nftables", "ebpf": "ebpf"} {
+		m, err := Of(beside)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = node.Do(func() error {
+			e, why, err := ChooseEngine(t.Context(), Auto, m)
+			if e.Name != want || !strings.Contains(why, "beside mode "+beside) {
+				t.Errorf("beside mode %s: engine %s, %s", beside, e.Name, why)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
 	}
 }
