@@ -24,15 +24,17 @@ var bound = sync.OnceValue(func() int64 { return boundOf(debug.SetMemoryLimit(-1
 // kernel's memory for what the process writes there.
 func boundOf(environment, container int64) int64 { return min(environment, container/4*3) }
 
-// Rest returns what a start has needed to the system, and has the process collect garbage only when it makes some. Go
-// collects every two minutes whatever happens (forcegcperiod in runtime/proc.go), which at 100,000 endpoints is most of
-// what an agent at rest costs; with GOGC off it doesn't, and collects when memory comes to its limit. So the limit is
-// set after each collection to where the next is to begin (headroom), or to what Start found if that is less.
+// Rest returns what a start has needed to the system, memory and pages of the program, and has the process collect
+// garbage only when it makes some. Go collects every two minutes whatever happens (forcegcperiod in runtime/proc.go),
+// which at 100,000 endpoints is most of what an agent at rest costs; with GOGC off it doesn't, and collects when memory
+// comes to its limit. So the limit is set after each collection to where the next is to begin (headroom), or to what
+// Start found if that is less.
 func Rest() {
 	debug.SetGCPercent(-1)
 	limit()
 	watchCollections()
 	debug.FreeOSMemory()
+	pageOut()
 }
 
 // watchCollections sets the limit anew after each collection: an object that nothing refers to is finalized by the
