@@ -130,7 +130,7 @@ func TestPodThatMovedHasItsOwnAddress(t *testing.T) {
 		step.do()
 		r.Apply(nil)
 		var got netip.Addr
-		if p := r.podOf(key); p != nil && len(p.addresses) == 1 {
+		if p := r.podOf(key); p != nil && p.addresses[1] == nil {
 			got = p.addresses[0].Addr
 		}
 		if got != step.want {
@@ -258,7 +258,7 @@ func (w *moving) check(t *rapid.T) {
 	}
 	for _, p := range pods {
 		key := source.Key{Kind: source.Pod, Namespace: p.class.namespace.name, Name: p.name}
-		for _, a := range p.addresses {
+		for _, a := range w.r.addressesOf(p) {
 			if owner, owned := owners[a.Addr]; owned && owner != w.pods[key].UID ||
 				!owned && netip.MustParsePrefix("10.0.1.0/24").Contains(a.Addr) {
 				t.Errorf("%s of UID %s has %s, which is of UID %q", key, w.pods[key].UID, a.Addr, owner)
@@ -270,7 +270,7 @@ func (w *moving) check(t *rapid.T) {
 		if o == nil || o.UID != h.uid {
 			continue
 		}
-		if p := w.r.podOf(key); p == nil || len(p.addresses) != 1 || p.addresses[0].Addr != h.at {
+		if p := w.r.podOf(key); p == nil || p.addresses[1] != nil || p.addresses[0].Addr != h.at {
 			t.Errorf("%s was given %s and hasn't got it", key, h.at)
 		}
 	}

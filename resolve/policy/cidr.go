@@ -14,8 +14,7 @@ type piece struct {
 	name      string     // the smallest CIDR that holds it
 	signature *signature // of its addresses
 	known     *signature // of those that are no unknown pod's
-	peer      *model.Peer
-	shown     *signature // by peer
+	peer      *shownPeer
 }
 
 func (p *piece) single() bool { return p.First == p.Last }
@@ -95,7 +94,7 @@ func (r *Resolver) updatePieces() *resource {
 		r.appendPiece(c, of)
 	})
 	r.replacePieces(was)
-	for _, x := range r.addresses {
+	for x := range r.addresses.all() {
 		if p := r.pieceAt(x.Addr); r.within(p) == r.within(x.piece) {
 			x.piece = p
 		} else {
@@ -244,9 +243,9 @@ func (r *Resolver) replacePieces(was []*piece) {
 			delete(before, p.Range)
 			continue
 		}
-		r.updatePeer(&p.peer, &p.shown, p.signature, p.Range, p.name)
+		r.updatePeer(&p.peer, p.signature, p.Range, p.name)
 	}
 	for _, p := range before {
-		r.updatePeer(&p.peer, &p.shown, nil, p.Range, p.name)
+		r.updatePeer(&p.peer, nil, p.Range, p.name)
 	}
 }

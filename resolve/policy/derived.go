@@ -259,7 +259,7 @@ func (x peerIndex) each(c *class, visit func([]*peer)) {
 			visit(l)
 		}
 	}
-	if c.node != nil {
+	if c.namespace == nil {
 		match(bucket{scope: ofNodes})
 	} else {
 		match(bucket{scope: anywhere})

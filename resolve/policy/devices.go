@@ -71,7 +71,7 @@ func (r *Resolver) SetDevices(l []Device) {
 	compare(was, r.routed)
 	compare(r.routed, was)
 	dirty := func(a netip.Addr) {
-		if x := r.addresses[a]; x != nil && entered[a] != r.entries[a] {
+		if x := r.addressAt(a); x != nil && entered[a] != r.entries[a] {
 			r.dirty(x)
 		}
 	}
@@ -83,7 +83,7 @@ func (r *Resolver) SetDevices(l []Device) {
 	}
 	if bridges {
 		r.staleProblems = true
-		for _, x := range r.addresses {
+		for x := range r.addresses.all() {
 			if x.has().subject != nil {
 				r.dirty(x)
 			}
@@ -202,7 +202,7 @@ func (r *Resolver) deviceAt(d *Device) *model.Device {
 			continue
 		}
 		pods = pods || slices.ContainsFunc(r.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
-		if x := r.addresses[a]; x != nil && x.has().subject != nil {
+		if x := r.addressAt(a); x != nil && x.has().subject != nil {
 			pod := x.rare.subject.Pod
 			if part.Pod != "" && part.Pod != pod {
 				return nil

@@ -193,7 +193,7 @@ func (r *Resolver) planOf(c *class, d model.Direction, stage int) *plan {
 	key, ports := x.key, []port(nil)
 	switch {
 	case x.named && d == model.Ingress:
-		ports = c.ports
+		ports = c.named()
 		key = sha256.Sum256(fmt.Appendf(key[:], " %v", ports))
 	case x.named:
 		c.here.named = true
@@ -240,9 +240,9 @@ func (r *Resolver) updateRulesets(c *class) {
 		}
 	}
 	if changed {
-		for _, p := range c.pods {
+		for p := range c.all() {
 			if p.local {
-				r.dirty(p.addresses...)
+				r.dirty(r.addressesOf(p)...)
 			}
 		}
 	}

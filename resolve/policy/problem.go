@@ -117,7 +117,7 @@ func (r *Resolver) excess() map[*policy][]string {
 					continue
 				}
 				l := closed[k]
-				for _, x := range c.pods {
+				for x := range c.all() {
 					if !x.local {
 						continue
 					}

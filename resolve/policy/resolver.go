@@ -3,6 +3,8 @@ package policy
 import (
 	"cmp"
 	"hash/maphash"
+	"iter"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -75,8 +77,8 @@ type observed struct {
 	namespaces map[string]*namespace
 	renamed    int // namespaces whose label has another name
 	nodes      map[string]*node
-	classes    map[uint64]*class // of pods, by hash
-	addresses  map[netip.Addr]*address
+	classes    set[class] // of pods
+	addresses  set[address]
 	cluster    map[string]*policy // ClusterNetworkPolicies
 	tiers      [3][]*policy       // of those, in the order of evaluation; of tiers Admin and Baseline
 	policies   int                // of the cluster that are not audited
@@ -85,7 +87,8 @@ type observed struct {
 	numbering  uint64
 	unreadable map[source.Key][]source.Problem
 	domains    map[string][]*address // of domain names
-	portLists  [256][]port           // some of those that classes have
+	portLists  [256]*[]port          // some of those that classes have
+	further    map[*pod][]*address   // all of pods with more than two
 }
 
 // selected is the classes with pods on this node, and the policies that select them.
@@ -130,7 +133,7 @@ func New(c Config) *Resolver {
 		config: c, limits: c.Limits.or(DefaultLimits), hash: hashText(c.Key), seed: maphash.MakeSeed(),
 		observed: observed{
 			namespaces: map[string]*namespace{}, nodes: map[string]*node{},
-			classes: map[uint64]*class{}, addresses: map[netip.Addr]*address{}, cluster: map[string]*policy{},
+			cluster: map[string]*policy{}, further: map[*pod][]*address{},
 			numbers: map[portName]map[uint16]map[*namespace]int{}, unreadable: map[source.Key][]source.Problem{},
 			domains: map[string][]*address{},
 		},
@@ -144,6 +147,7 @@ func New(c Config) *Resolver {
 		attachments: attachments{map[source.Key]*corev1.Pod{}, source.Attached{}},
 		devices:     newDevices(),
 	}
+	r.classes.hash, r.addresses.hash = r.hashClass, r.hashAddress
 	r.SetAddresses(c.Addresses)
 	r.SetDevices(c.Devices)
 	return r
@@ -266,8 +270,8 @@ func (r *Resolver) applyNamespace(name string, o *corev1.Namespace) {
 		r.dirtyClasses[c] = struct{}{}
 		r.reselect(c)
 		if known != r.known(n) {
-			for _, p := range c.pods {
-				r.dirty(p.addresses...)
+			for p := range c.all() {
+				r.dirty(r.addressesOf(p)...)
 			}
 		}
 	}
@@ -328,7 +332,7 @@ func (r *Resolver) applyNode(name string, o *corev1.Node) {
 
 func (r *Resolver) readNode(o *corev1.Node) *node {
 	n := &node{name: o.Name, class: &class{labels: newLabels(o.Labels)}}
-	n.class.node = n
+	n.class.here = &here{node: n}
 	for _, a := range o.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil && ip.Zone() == "" {
 			n.addresses = append(n.addresses, r.address(ip.Unmap()))
@@ -374,13 +378,32 @@ func (n *namespace) setPod(name string, p *pod) {
 
 // pod is a Pod that counts: it has an address, has not ended and is not in the host's network.
 type pod struct {
-	name        string
-	class       *class
-	addresses   []*address // sorted
-	created     int64
-	at          int32 // in the class
-	local       bool
-	terminating bool
+	name           string
+	class          *class
+	addresses      [2]*address // the first ones, sorted; nil: no more
+	before, behind *pod        // of the same class
+	created        uint32      // in seconds
+	local          bool
+	terminating    bool
+	more           bool // further has all of its addresses
+}
+
+// setAddresses has p, which is new, have l.
+func (r *Resolver) setAddresses(p *pod, l []*address) {
+	if copy(p.addresses[:], l); len(l) > len(p.addresses) {
+		p.more, r.further[p] = true, l
+	}
+}
+
+// addressesOf returns p's addresses, sorted.
+func (r *Resolver) addressesOf(p *pod) []*address {
+	switch {
+	case p.more:
+		return r.further[p]
+	case p.addresses[1] == nil:
+		return p.addresses[:1]
+	}
+	return p.addresses[:]
 }
 
 // String returns "namespace/name".
@@ -388,19 +411,54 @@ func (p *pod) String() string { return p.class.namespace.name + "/" + p.name }
 
 // class is pods of one namespace with the same labels and named ports, or a node.
 type class struct {
-	namespace *namespace
-	node      *node // nil for pods
+	namespace *namespace // nil: a node's
 	labels    labelSet
-	ports     []port // sorted
-	next      *class // of the same hash
-	pods      []*pod
-	here      *here // nil: no pods on this node
+	ports     *[]port // sorted; nil: none
+	pods      *pod    // one of them
+	here      *here   // nil: no pods on this node
 	signature *signature
 	at        int32 // in the namespace
 }
 
-// here is what policies come to for the pods of a class that are on this node.
+// all returns c's pods.
+func (c *class) all() iter.Seq[*pod] {
+	return func(yield func(*pod) bool) {
+		for p := c.pods; p != nil && yield(p); p = p.behind {
+		}
+	}
+}
+
+// add adds a pod to c.
+func (c *class) add(p *pod) {
+	if p.behind = c.pods; p.behind != nil {
+		p.behind.before = p
+	}
+	c.pods = p
+}
+
+// remove removes one of c's pods.
+func (c *class) remove(p *pod) {
+	if p.behind != nil {
+		p.behind.before = p.before
+	}
+	if p.before != nil {
+		p.before.behind = p.behind
+	} else {
+		c.pods = p.behind
+	}
+}
+
+// named returns the ports, sorted.
+func (c *class) named() []port {
+	if c.ports == nil {
+		return nil
+	}
+	return *c.ports
+}
+
+// here is what policies come to for the pods of a class that are on this node. That of a node's class has the node alone.
 type here struct {
+	node      *node
 	pods      int // 0: they have just gone
 	selection *selection
 	named     bool                            // the rulesets of egress depend on numbers of named ports
@@ -425,37 +483,35 @@ func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
 	if o != nil {
 		now = r.readPod(key, o)
 	}
-	if was != nil && now != nil && was.class == now.class && slices.Equal(was.addresses, now.addresses) &&
-		was.local == now.local && was.terminating == now.terminating && was.created == now.created {
+	if was != nil && now != nil && was.class == now.class &&
+		slices.Equal(r.addressesOf(was), r.addressesOf(now)) && was.local == now.local && was.terminating == now.terminating && was.created == now.created {
+		delete(r.further, now)
 		r.discard(now.class)
 		return
 	}
 	if now != nil {
-		now.at = int32(len(now.class.pods))
-		now.class.pods = append(now.class.pods, now)
+		now.class.add(now)
 		if now.local {
 			r.countLocal(now.class, 1)
 		}
-		for _, x := range now.addresses {
+		for _, x := range r.addressesOf(now) {
 			x.addPod(now)
 		}
-		r.dirty(now.addresses...)
+		r.dirty(r.addressesOf(now)...)
 		now.class.namespace.setPod(now.name, now)
 	}
 	if was == nil {
 		return
 	}
-	for _, x := range was.addresses {
+	for _, x := range r.addressesOf(was) {
 		x.removePod(was)
 	}
-	r.dirty(was.addresses...)
+	r.dirty(r.addressesOf(was)...)
+	delete(r.further, was)
 	if was.local {
 		r.countLocal(was.class, -1)
 	}
-	l := was.class.pods
-	last := l[len(l)-1]
-	l[was.at], last.at = last, was.at
-	was.class.pods = slices.Delete(l, len(l)-1, len(l))
+	was.class.remove(was)
 	if now == nil {
 		was.class.namespace.setPod(was.name, nil)
 	}
@@ -485,10 +541,12 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 		return nil
 	}
 	p := &pod{name: key.Name, local: r.config.AllNodes || o.Spec.NodeName == r.config.Node && r.config.Node != "",
-		terminating: o.DeletionTimestamp != nil, created: o.CreationTimestamp.Unix()}
+		terminating: o.DeletionTimestamp != nil,
+		created:     uint32(min(max(o.CreationTimestamp.Unix(), 0), math.MaxUint32))}
+	var addresses []*address
 	add := func(s string) {
 		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" && !a.Is4In6() {
-			p.addresses = append(p.addresses, r.address(a))
+			addresses = append(addresses, r.address(a))
 		}
 	}
 	var attached bool
@@ -496,7 +554,7 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 		var l []netip.Addr
 		l, attached = r.attached.Of(key, o)
 		for _, a := range l {
-			p.addresses = append(p.addresses, r.address(a))
+			addresses = append(addresses, r.address(a))
 		}
 	}
 	if !attached {
@@ -507,10 +565,10 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 			add(o.Status.PodIP)
 		}
 	}
-	if len(p.addresses) == 0 {
+	if len(addresses) == 0 {
 		return nil
 	}
-	p.addresses = sorted(p.addresses)
+	r.setAddresses(p, sorted(addresses))
 	p.class = r.classOf(key.Namespace, newLabels(o.Labels), namedPorts(&o.Spec))
 	return p
 }
@@ -537,15 +595,14 @@ func comparePorts(a, b port) int {
 
 // classOf returns the class with these labels and ports, a new one if there is none.
 func (r *Resolver) classOf(ns string, l labelSet, ports []port) *class {
-	n, sum := r.namespace(ns), r.hashOf(ns, l, ports)
-	for c := r.classes[sum]; c != nil; c = c.next {
-		if c.namespace == n && c.labels == l && slices.Equal(c.ports, ports) {
-			return c
-		}
+	n := r.namespace(ns)
+	if c := r.classes.find(r.hashOf(ns, l, ports), func(c *class) bool {
+		return c.namespace == n && c.labels == l && slices.Equal(c.named(), ports)
+	}); c != nil {
+		return c
 	}
-	c := &class{namespace: n, labels: l, ports: r.sharePorts(ports), next: r.classes[sum], at: int32(len(n.classes)),
-		signature: r.nothing}
-	r.classes[sum] = c
+	c := &class{namespace: n, labels: l, ports: r.sharePorts(ports), at: int32(len(n.classes)), signature: r.nothing}
+	r.classes.add(c)
 	n.classes = append(n.classes, c)
 	r.dirtyClasses[c] = struct{}{}
 	r.countNumbers(c, 1)
@@ -557,6 +614,10 @@ func (r *Resolver) hashOf(namespace string, l labelSet, ports []port) uint64 {
 	return maphash.Comparable(r.seed, [2]string{namespace, string(l)}) + r.hashPorts(ports)
 }
 
+func (r *Resolver) hashClass(c *class) uint64 { return r.hashOf(c.namespace.name, c.labels, c.named()) }
+
+func (r *Resolver) hashAddress(x *address) uint64 { return maphash.Comparable(r.seed, x.Addr) }
+
 func (r *Resolver) hashPorts(l []port) (sum uint64) {
 	for _, p := range l {
 		sum += maphash.Comparable(r.seed, p)
@@ -565,30 +626,23 @@ func (r *Resolver) hashPorts(l []port) (sum uint64) {
 }
 
 // sharePorts returns l, or an equal list that has come before.
-func (r *Resolver) sharePorts(l []port) []port {
+func (r *Resolver) sharePorts(l []port) *[]port {
+	if len(l) == 0 {
+		return nil
+	}
 	recent := &r.portLists[r.hashPorts(l)%uint64(len(r.portLists))]
-	if !slices.Equal(*recent, l) {
-		*recent = l
+	if *recent == nil || !slices.Equal(**recent, l) {
+		*recent = &l
 	}
 	return *recent
 }
 
 // discard forgets c if it has no pods.
 func (r *Resolver) discard(c *class) {
-	if len(c.pods) > 0 {
+	if c.pods != nil {
 		return
 	}
-	sum := r.hashOf(c.namespace.name, c.labels, c.ports)
-	if first := r.classes[sum]; first != c {
-		for first.next != c {
-			first = first.next
-		}
-		first.next = c.next
-	} else if c.next != nil {
-		r.classes[sum] = c.next
-	} else {
-		delete(r.classes, sum)
-	}
+	r.classes.remove(c)
 	n := c.namespace
 	last := n.classes[len(n.classes)-1]
 	n.classes[c.at], last.at = last, c.at
@@ -600,7 +654,7 @@ func (r *Resolver) discard(c *class) {
 
 // countNumbers counts the numbers of c's named ports.
 func (r *Resolver) countNumbers(c *class, n int) {
-	for _, p := range c.ports {
+	for _, p := range c.named() {
 		name := portName{p.name, p.protocol}
 		numbers := r.numbers[name]
 		if numbers == nil {
@@ -631,12 +685,25 @@ func (r *Resolver) countNumbers(c *class, n int) {
 // address is what is known of an address. Most are one pod's elsewhere, so that it has little.
 type address struct {
 	netip.Addr
-	pod       *pod // one that has it, nil: none
-	piece     *piece
-	signature *signature // what its part says; nil: none
-	peer      *model.Peer
-	rare      *rare // nil: it is zero
-	dirty     bool
+	pod   *pod // one that has it, nil: none
+	piece *piece
+	peer  *shownPeer // nil: none
+	rare  *rare      // nil: it is zero
+	dirty bool
+}
+
+// shownPeer is a part, and the signature that it says.
+type shownPeer struct {
+	model.Peer
+	signature *signature
+}
+
+// says returns the signature that p says, nil where there is no part.
+func (p *shownPeer) says() *signature {
+	if p == nil {
+		return nil
+	}
+	return p.signature
 }
 
 // rare is what is known of few addresses.
@@ -689,12 +756,17 @@ func (x *address) removePod(p *pod) {
 	}
 }
 
+// addressAt returns what is known of a, nil if nothing is.
+func (r *Resolver) addressAt(a netip.Addr) *address {
+	return r.addresses.find(maphash.Comparable(r.seed, a), func(x *address) bool { return x.Addr == a })
+}
+
 // address returns what is known of a, new if nothing was. It is forgotten when settled.
 func (r *Resolver) address(a netip.Addr) *address {
-	x := r.addresses[a]
+	x := r.addressAt(a)
 	if x == nil {
 		x = &address{Addr: a}
-		r.addresses[a] = x
+		r.addresses.add(x)
 		r.dirty(x)
 	}
 	return x
@@ -714,15 +786,15 @@ func (r *Resolver) podAt(x *address) (best *pod) {
 		best = x.pod
 	}
 	for _, p := range x.has().pods {
-		if r.known(p.class.namespace) && (best == nil || p.before(best)) {
+		if r.known(p.class.namespace) && (best == nil || p.precedes(best)) {
 			best = p
 		}
 	}
 	return best
 }
 
-// before reports whether p rather than o has the address of both.
-func (p *pod) before(o *pod) bool {
+// precedes reports whether p rather than o has the address of both.
+func (p *pod) precedes(o *pod) bool {
 	if p.terminating != o.terminating {
 		return o.terminating
 	}

@@ -138,7 +138,7 @@ func (r *Resolver) updatePeers() *resource {
 		if all {
 			return
 		}
-		if matched += r.markMatches(p); matched > 4*len(r.classes)+1024 { // matching each class anew costs less
+		if matched += r.markMatches(p); matched > 4*r.classes.len()+1024 { // matching each class anew costs less
 			r.markAll()
 			all = true
 		}
@@ -173,11 +173,11 @@ func (r *Resolver) updatePeers() *resource {
 func (r *Resolver) markPort(p port) {
 	for _, n := range r.namespaces {
 		for _, c := range n.classes {
-			if !slices.Contains(c.ports, p) {
+			if !slices.Contains(c.named(), p) {
 				continue
 			}
-			for _, pod := range c.pods {
-				r.dirty(pod.addresses...)
+			for pod := range c.all() {
+				r.dirty(r.addressesOf(pod)...)
 			}
 		}
 	}
@@ -242,11 +242,11 @@ func (r *Resolver) updateSignatures() *resource {
 		delete(r.dirtyClasses, c)
 		if s := r.signatureOf(buffer); s != c.signature {
 			c.signature = s
-			if c.node != nil {
-				r.dirty(c.node.addresses...)
+			if c.namespace == nil {
+				r.dirty(c.here.node.addresses...)
 			}
-			for _, p := range c.pods {
-				r.dirty(p.addresses...)
+			for p := range c.all() {
+				r.dirty(r.addressesOf(p)...)
 			}
 		}
 		if x := r.beyond(); x != nil {
@@ -295,11 +295,11 @@ func (r *Resolver) updateAddress(x *address) {
 	if now != nil {
 		name = r.nameOf(x, pod)
 	}
-	if x.signature != now || x.peer != nil && x.peer.Name != name {
-		r.updatePeer(&x.peer, &x.signature, now, model.Range{First: x.Addr, Last: x.Addr}, name)
+	if x.peer.says() != now || x.peer != nil && x.peer.Name != name {
+		r.updatePeer(&x.peer, now, model.Range{First: x.Addr, Last: x.Addr}, name)
 	}
 	if !x.known(pod) && x.pod == nil && len(x.has().names) == 0 && x.peer == nil && x.has().subject == nil {
-		delete(r.addresses, x.Addr)
+		r.addresses.remove(x)
 	}
 }
 
@@ -332,7 +332,7 @@ func (r *Resolver) inBlocks(a netip.Addr, c *class) *signature {
 		return r.nothing
 	}
 	var out []*peer
-	for _, port := range c.ports {
+	for _, port := range c.named() {
 		for _, p := range r.blockPods[port] {
 			if p.holds(a) {
 				out = append(out, p)
@@ -358,19 +358,18 @@ func (r *Resolver) nameOf(x *address, pod *pod) string {
 	return r.pieceAt(x.Addr).name
 }
 
-// updatePeer replaces the part at p of the signature s by one of the signature now, nil for none.
-func (r *Resolver) updatePeer(p **model.Peer, s **signature, now *signature, of model.Range, name string) {
-	was := *s
-	if *p != nil {
-		r.del(*p)
-		*p = nil
+// updatePeer replaces the part at p by one of the signature now, nil for none.
+func (r *Resolver) updatePeer(p **shownPeer, now *signature, of model.Range, name string) {
+	was := *p
+	if was != nil {
+		r.del(&was.Peer)
 	}
-	if *s = now; now != nil {
-		*p = &model.Peer{Range: of, Identity: r.show(now), Name: name}
-		r.put(*p)
+	if *p = nil; now != nil {
+		*p = &shownPeer{model.Peer{Range: of, Identity: r.show(now), Name: name}, now}
+		r.put(&(*p).Peer)
 	}
 	if was != nil {
-		r.withdraw(was)
+		r.withdraw(was.signature)
 	}
 }
 
@@ -458,7 +457,7 @@ func (r *Resolver) updateNode() *resource {
 // tidy forgets what was remembered for the work that is done, and what saves work once it has grown.
 func (r *Resolver) tidy() {
 	r.ids.reserved = nil
-	if len(r.unions) > 2*len(r.addresses)+1024 {
+	if len(r.unions) > 2*r.addresses.len()+1024 {
 		clear(r.unions)
 	}
 	if len(r.signatures) > r.signatureLimit || r.matches > r.matchLimit {
@@ -487,8 +486,8 @@ func (r *Resolver) collect() {
 	for _, p := range r.pieces {
 		used[p.signature], used[p.known] = true, true
 	}
-	for _, x := range r.addresses {
-		used[x.signature] = true
+	for x := range r.addresses.all() {
+		used[x.peer.says()] = true
 	}
 	maps.DeleteFunc(r.signatures, func(_ string, s *signature) bool {
 		unused := !used[s] && s.users == 0
@@ -515,7 +514,7 @@ func (r *Resolver) rebuild() {
 	}
 	for _, p := range r.pieces {
 		if p.peer != nil {
-			r.del(p.peer)
+			r.del(&p.peer.Peer)
 		}
 	}
 	node, reserved := r.node, r.reservations()
@@ -535,15 +534,15 @@ func (r *Resolver) rebuild() {
 	for _, n := range r.nodes {
 		n.class.signature = r.nothing
 	}
-	for _, x := range r.addresses {
+	for x := range r.addresses.all() {
 		if x.peer != nil {
-			r.del(x.peer)
+			r.del(&x.peer.Peer)
 		}
 		if s := x.has().subject; s != nil {
 			r.del(s)
 			x.rare.subject = nil
 		}
-		x.peer, x.signature, x.piece = nil, nil, nil
+		x.peer, x.piece = nil, nil
 		r.dirty(x)
 	}
 	r.stalePieces = true
@@ -600,17 +599,17 @@ func (r *Resolver) Policies() *model.Policies {
 	for name, d := range r.parts {
 		s.Devices[name] = d
 	}
-	for _, x := range r.addresses {
+	for x := range r.addresses.all() {
 		if subject := x.has().subject; subject != nil {
 			s.Subjects[x.Addr] = subject
 		}
 		if x.peer != nil {
-			s.Singles[x.Addr] = x.peer
+			s.Singles[x.Addr] = &x.peer.Peer
 		}
 	}
 	for _, p := range r.pieces { // sorted; those of one address are that address's
 		if p.peer != nil {
-			s.Ranges = append(s.Ranges, p.peer)
+			s.Ranges = append(s.Ranges, &p.peer.Peer)
 		}
 	}
 	for _, rs := range r.rulesets {

@@ -135,7 +135,7 @@ func (p *plan) tables() []*table {
 func (r *Resolver) entriesUsed() int { return r.verdicts + r.portPieces + r.prefixes/2 }
 
 // maxEntries returns how many of them there may be.
-func (r *Resolver) maxEntries() int { return r.limits.Entries + r.limits.ByAddress*len(r.addresses) }
+func (r *Resolver) maxEntries() int { return r.limits.Entries + r.limits.ByAddress*r.addresses.len() }
 
 // weighMatches sets the peers' weights to how often they match.
 func (r *Resolver) weighMatches() {
@@ -158,15 +158,16 @@ func (r *Resolver) weighComparisons() {
 		p.weight = 0
 	}
 	left := sampleSize
-	for _, c := range r.classes {
-		for each := len(r.classes)/sampleSize + 1; c != nil && left > 0; c = c.next {
-			r.index.each(c, func(l []*peer) {
-				for _, p := range l {
-					p.weight += each
-				}
-			})
-			left--
+	each := r.classes.len()/sampleSize + 1
+	for c := range r.classes.all() {
+		if left--; left < 0 {
+			break
 		}
+		r.index.each(c, func(l []*peer) {
+			for _, p := range l {
+				p.weight += each
+			}
+		})
 	}
 }
 
@@ -468,7 +469,7 @@ func (r *Resolver) refuse(x *resource) {
 		now = r.share(x, int(float64(limit/2)*r.done))
 	}
 	maps.Copy(r.rejections, now)
-	r.reshow, r.compared, r.refusedAt = true, 0, len(r.classes)
+	r.reshow, r.compared, r.refusedAt = true, 0, r.classes.len()
 	r.lifted = len(now) == 0 // nothing of what is used is a policy's
 }
 
@@ -478,7 +479,7 @@ func (r *Resolver) reopen() bool {
 	if len(r.rejections) == 0 {
 		return false
 	}
-	again := map[*resource]bool{comparisons: r.freed[comparisons] || len(r.classes) < r.refusedAt/2}
+	again := map[*resource]bool{comparisons: r.freed[comparisons] || r.classes.len() < r.refusedAt/2}
 	for x, used := range map[*resource]int{matches: r.matches, evaluations: r.evaluations,
 		kernelEntries: r.entriesUsed()} {
 		for _, f := range r.rejections {

@@ -107,13 +107,13 @@ func (s *peerSpec) holds(a netip.Addr) bool {
 func (s *peerSpec) matches(c *class) bool {
 	switch s.kind {
 	case pods:
-		if c.node != nil || s.namespace != "" && s.namespace != c.namespace.name {
+		if c.namespace == nil || s.namespace != "" && s.namespace != c.namespace.name {
 			return false
 		}
 		return (s.namespace != "" || s.namespaces.matches(c.namespace.labels)) && s.labels.matches(c.labels) &&
-			(s.port == nil || slices.Contains(c.ports, *s.port))
+			(s.port == nil || slices.Contains(c.named(), *s.port))
 	case nodes:
-		return c.node != nil && s.labels.matches(c.labels)
+		return c.namespace == nil && s.labels.matches(c.labels)
 	}
 	return false
 }
