@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -8,8 +9,23 @@ import (
 
 // A set of labels has what it was made of, whatever that is.
 func TestLabelSet(t *testing.T) {
+	defer func(own *labelKeys) { keys = own }(keys)
+	keys = &labelKeys{numbers: map[string]int{}}
+	checkLabelSets(t)
+	keys = &labelKeys{numbers: map[string]int{}}
+	for i := range len(keys.texts) - 2 {
+		keys.number(fmt.Sprint("key", i))
+	}
+	checkLabelSets(t) // of whose keys one has the last number
+	if got := keys.number("one more"); got != 0 {
+		t.Errorf("a key beyond the last has number %d", got)
+	}
+}
+
+func checkLabelSets(t *testing.T) {
 	for _, m := range []map[string]string{
 		nil, {"app": "web"}, {"": ""}, {"": "x", "a": "", "ab": "c", "a/b": "\x00"},
+		{"a": strings.Repeat("v", 240)}, {"a": "x", "b": strings.Repeat("v", 253)}, {"a": "x", "b": strings.Repeat("v", 65_530)},
 		{strings.Repeat("k", 300): strings.Repeat("v", 70_000), "z": "1", "b": "2"},
 	} {
 		l := newLabels(m)

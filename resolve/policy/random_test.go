@@ -156,6 +156,9 @@ func drawPod(t dice) *corev1.Pod {
 	if t.roll("IPv6?", 2) == 0 {
 		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: fmt.Sprintf("fd00:%d::%d", i+1, host)})
 	}
+	if t.roll("further address?", 4) == 0 {
+		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: fmt.Sprintf("10.0.%d.%d", i+1, 7+t.roll("further", 3))})
+	}
 	p.Status.Phase = draw(t, "phase", corev1.PodRunning, corev1.PodRunning, corev1.PodRunning, corev1.PodPending,
 		corev1.PodSucceeded, corev1.PodFailed)
 	if t.roll("host network?", 12) == 0 {
