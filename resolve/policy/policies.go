@@ -20,7 +20,30 @@ type policy struct {
 	created  int64
 	closed   string              // why it allows nothing; "": it is within the bounds
 	spec     unique.Handle[spec] // of a NetworkPolicy
-	*reading                     // nil: no pod of this node has been in its namespace
+	*reading                     // nil: it has been compared with no pod of this node
+}
+
+// stored is a NetworkPolicy of a namespace: most have had no pod of this node.
+type stored struct {
+	name    string
+	spec    unique.Handle[spec]
+	created uint32 // in seconds
+	audit   bool
+	policy  *policy // nil: no pod of this node has been in the namespace
+}
+
+func (s *stored) size() Bounds { return s.spec.Value().size }
+
+// policyAt returns the policy of a place among n's.
+func (r *Resolver) policyAt(n *namespace, at int) *policy {
+	s := &n.policies[at]
+	if s.policy == nil {
+		r.sequence++
+		s.policy = &policy{sequence: r.sequence, created: int64(s.created), spec: s.spec,
+			closed: s.size().excess(r.limits.Policy), ref: model.PolicyRef{Tier: model.TierNetworkPolicy, Namespace: n.name,
+				Name: s.name, Audit: s.audit}}
+	}
+	return s.policy
 }
 
 // spec is what a NetworkPolicy says, as it is stored: most policies of a cluster concern no pod of this node, and many
@@ -70,26 +93,21 @@ func (p *policy) key() source.Key {
 // applyPolicy updates a NetworkPolicy.
 func (r *Resolver) applyPolicy(key source.Key, o *networkingv1.NetworkPolicy) {
 	n := r.namespace(key.Namespace)
-	at, there := slices.BinarySearchFunc(n.policies, key.Name, func(p *policy, name string) int {
-		return strings.Compare(p.ref.Name, name)
+	at, there := slices.BinarySearchFunc(n.policies, key.Name, func(s stored, name string) int {
+		return strings.Compare(s.name, name)
 	})
 	if there {
-		was := n.policies[at]
-		n.size = n.size.minus(was.spec.Value().size)
-		r.count(was, -1)
+		was := &n.policies[at]
+		n.size = n.size.minus(was.size())
+		r.count(was.audit, -1)
 	}
 	if o != nil {
-		r.sequence++
-		p := &policy{sequence: r.sequence, created: o.CreationTimestamp.Unix(), spec: storeSpec(o),
-			ref: model.PolicyRef{Tier: model.TierNetworkPolicy, Namespace: n.name, Name: key.Name,
-				Audit: r.audited(o.Annotations)}}
-		size := p.spec.Value().size
-		p.closed = size.excess(r.limits.Policy)
-		n.size = n.size.plus(size)
-		if r.count(p, 1); there {
-			n.policies[at] = p
+		s := stored{name: key.Name, spec: storeSpec(o), created: seconds(o.CreationTimestamp), audit: r.audited(o.Annotations)}
+		n.size = n.size.plus(s.size())
+		if r.count(s.audit, 1); there {
+			n.policies[at] = s
 		} else {
-			n.policies = slices.Insert(n.policies, at, p)
+			n.policies = slices.Insert(n.policies, at, s)
 		}
 	} else if there {
 		n.policies = slices.Delete(n.policies, at, at+1)
@@ -113,8 +131,8 @@ func (r *Resolver) audited(annotations map[string]string) bool {
 }
 
 // count counts the enforced policies of the cluster.
-func (r *Resolver) count(p *policy, n int) {
-	if !p.ref.Audit {
+func (r *Resolver) count(audit bool, n int) {
+	if !audit {
 		r.policies += n
 		r.staleNode = true
 	}
@@ -128,7 +146,11 @@ func (r *Resolver) bound(n *namespace) {
 	}
 	n.over = over
 	sum := Bounds{}
-	for _, p := range slices.SortedFunc(slices.Values(n.policies), func(a, b *policy) int {
+	policies := make([]*policy, len(n.policies))
+	for i := range policies {
+		policies[i] = r.policyAt(n, i)
+	}
+	for _, p := range slices.SortedFunc(slices.Values(policies), func(a, b *policy) int {
 		return cmp.Or(cmp.Compare(a.created, b.created), strings.Compare(a.ref.Name, b.ref.Name))
 	}) {
 		size := p.spec.Value().size
@@ -144,7 +166,7 @@ func (r *Resolver) bound(n *namespace) {
 			r.sequence++
 			other := *p
 			other.closed, other.reading, other.sequence = closed, nil, r.sequence
-			n.policies[slices.Index(n.policies, p)] = &other
+			n.policies[slices.Index(policies, p)].policy = &other
 		}
 	}
 }
@@ -154,7 +176,7 @@ func (r *Resolver) applyCluster(key source.Key, o *cnpv1.ClusterNetworkPolicy) {
 	if was := r.cluster[key.Name]; was != nil {
 		delete(r.cluster, key.Name)
 		r.tiers[was.ref.Tier] = slices.DeleteFunc(r.tiers[was.ref.Tier], func(p *policy) bool { return p == was })
-		r.count(was, -1)
+		r.count(was.ref.Audit, -1)
 	}
 	delete(r.unreadable, key)
 	r.staleProblems = true
@@ -194,7 +216,7 @@ func (r *Resolver) addCluster(key source.Key, o *cnpv1.ClusterNetworkPolicy) {
 		return cmp.Or(cmp.Compare(a.priority, b.priority), strings.Compare(a.ref.Name, b.ref.Name))
 	})
 	r.tiers[p.ref.Tier] = tier
-	r.count(p, 1)
+	r.count(p.ref.Audit, 1)
 }
 
 // selects reports whether p selects the pods of c. A NetworkPolicy is one of c's namespace.
@@ -234,8 +256,8 @@ func (r *Resolver) policiesOf(c *class, out []*policy) []*policy {
 			}
 		}
 	}
-	for _, p := range c.namespace.policies {
-		if p.selects(c) {
+	for i := range c.namespace.policies {
+		if p := r.policyAt(c.namespace, i); p.selects(c) {
 			out = append(out, p)
 		}
 	}

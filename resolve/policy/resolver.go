@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/model"
@@ -159,10 +160,10 @@ type namespace struct {
 	declared bool
 	labels   labelSet
 	classes  []*class
-	pods     []*pod    // sorted by name
-	policies []*policy // sorted by name
-	size     Bounds    // of the policies
-	over     bool      // they are beyond a bound
+	pods     []*pod   // sorted by name
+	policies []stored // sorted by name
+	size     Bounds   // of the policies
+	over     bool     // they are beyond a bound
 }
 
 // impliedLabels are those of a Namespace that isn't declared.
@@ -542,7 +543,7 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 	}
 	p := &pod{name: key.Name, local: r.config.AllNodes || o.Spec.NodeName == r.config.Node && r.config.Node != "",
 		terminating: o.DeletionTimestamp != nil,
-		created:     uint32(min(max(o.CreationTimestamp.Unix(), 0), math.MaxUint32))}
+		created:     seconds(o.CreationTimestamp)}
 	var addresses []*address
 	add := func(s string) {
 		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" && !a.Is4In6() {
@@ -572,6 +573,9 @@ func (r *Resolver) readPod(key source.Key, o *corev1.Pod) *pod {
 	p.class = r.classOf(key.Namespace, newLabels(o.Labels), namedPorts(&o.Spec))
 	return p
 }
+
+// seconds returns a time of the API, in less.
+func seconds(t metav1.Time) uint32 { return uint32(min(max(t.Unix(), 0), math.MaxUint32)) }
 
 // namedPorts returns the ports of all containers that have a name, sorted.
 func namedPorts(s *corev1.PodSpec) (out []port) {

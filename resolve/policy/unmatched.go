@@ -71,8 +71,8 @@ func (u *unmatched) problem() source.Problem {
 // everyPolicy calls visit for each policy that is known, until visit returns false.
 func (r *Resolver) everyPolicy(visit func(*policy) bool) {
 	for _, n := range r.namespaces {
-		for _, p := range n.policies {
-			if !visit(p) {
+		for i := range n.policies {
+			if !visit(r.policyAt(n, i)) {
 				return
 			}
 		}
