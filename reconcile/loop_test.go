@@ -63,7 +63,7 @@ func in(t *testing.T, o Options[*part], f func(*rig)) {
 		r.stop = func() {}
 		f(r)
 		r.stop()
-		for id, e := range r.loop.table.entries {
+		for id, e := range r.loop.table.entries.all() {
 			switch j := r.loop.table.jobOf(e); {
 			case j != nil && j.id != id:
 				t.Errorf("an entry's job is another key's: %v", j.key)

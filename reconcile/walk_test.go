@@ -346,8 +346,8 @@ func (w *walker) quiet() error {
 		return fmt.Errorf("%d Writes without a change", w.writes-writes)
 	case s.Held != len(w.facts) || s.Unsynced != 0 || s.Failing != nil || s.Error != "":
 		return fmt.Errorf("the kernel holds %d facts, but status says %+v", len(w.facts), s)
-	case len(w.loop.table.entries) != len(w.facts):
-		return fmt.Errorf("%d entries for %d facts", len(w.loop.table.entries), len(w.facts))
+	case w.loop.table.entries.len() != len(w.facts):
+		return fmt.Errorf("%d entries for %d facts", w.loop.table.entries.len(), len(w.facts))
 	case len(w.loop.table.todo)+len(w.loop.table.claims)+len(w.loop.gone)+len(w.loop.blame.suspects)+
 		len(w.loop.repaired) > 0:
 		return errors.New("something is left over from trouble that has ended")

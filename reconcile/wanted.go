@@ -80,7 +80,7 @@ type claim[T comparable, K dataplane.Key, V comparable] struct {
 // two is reported as wanted with different values, until a restart draws other seeds.
 type table[T comparable, K dataplane.Key, V comparable] struct {
 	keys, facts maphash.Seed
-	entries     map[uint64]entry
+	entries     entries
 	todo        []*job[K, V]                // in no order
 	jobs        uint64                      // jobs so far
 	claims      map[uint64][]claim[T, K, V] // wishes that wait behind another value, in the order they came
@@ -88,12 +88,12 @@ type table[T comparable, K dataplane.Key, V comparable] struct {
 }
 
 func newTable[T comparable, K dataplane.Key, V comparable]() *table[T, K, V] {
-	return &table[T, K, V]{keys: maphash.MakeSeed(), facts: maphash.MakeSeed(), entries: map[uint64]entry{},
+	return &table[T, K, V]{keys: maphash.MakeSeed(), facts: maphash.MakeSeed(),
 		claims: map[uint64][]claim[T, K, V]{}}
 }
 
-// id returns what a key is known by.
-func (t *table[T, K, V]) id(k K) uint64 { return maphash.Comparable(t.keys, k) }
+// id returns what a key is known by: not 0.
+func (t *table[T, K, V]) id(k K) uint64 { return max(1, maphash.Comparable(t.keys, k)) }
 
 // statement is what a fact says.
 type statement[K dataplane.Key, V comparable] struct {
@@ -111,7 +111,8 @@ func (t *table[T, K, V]) job(k K) *job[K, V] {
 	if len(t.todo) == 0 {
 		return nil
 	}
-	return t.jobOf(t.entries[t.id(k)])
+	e, _ := t.entries.get(t.id(k))
+	return t.jobOf(e)
 }
 
 // jobOf returns what there is to do about an entry's key, or nil.
@@ -124,7 +125,7 @@ func (t *table[T, K, V]) jobOf(e entry) *job[K, V] {
 
 // wants reports whether f's key is wanted, and with f's value.
 func (t *table[T, K, V]) wants(f dataplane.Fact[K, V]) (key, value bool) {
-	e := t.entries[t.id(f.Key)]
+	e, _ := t.entries.get(t.id(f.Key))
 	if j := t.jobOf(e); j != nil {
 		return j.puts(), j.puts() && j.value == f.Value
 	}
@@ -133,7 +134,7 @@ func (t *table[T, K, V]) wants(f dataplane.Fact[K, V]) (key, value bool) {
 
 // holds reports whether the kernel holds f's key, and with f's value.
 func (t *table[T, K, V]) holds(f dataplane.Fact[K, V]) (key, value bool) {
-	e, known := t.entries[t.id(f.Key)]
+	e, known := t.entries.get(t.id(f.Key))
 	if j := t.jobOf(e); j != nil {
 		return j.held, j.held && j.has == f.Value
 	}
@@ -146,7 +147,7 @@ func (t *table[T, K, V]) held() (n int) {
 	if !t.known {
 		return 0
 	}
-	n = len(t.entries) - len(t.todo)
+	n = t.entries.len() - len(t.todo)
 	for _, j := range t.todo {
 		n += int(one(j.held))
 	}
@@ -156,7 +157,7 @@ func (t *table[T, K, V]) held() (n int) {
 // want counts one more wish for f. A second value for a key waits as a claim: the first stays.
 func (t *table[T, K, V]) want(part T, f dataplane.Fact[K, V]) {
 	id := t.id(f.Key)
-	e, known := t.entries[id]
+	e, known := t.entries.get(id)
 	switch j := t.jobOf(e); {
 	case j != nil && !j.puts():
 		t.adopt(j, f, 1)
@@ -166,13 +167,13 @@ func (t *table[T, K, V]) want(part T, f dataplane.Fact[K, V]) {
 		t.claim(id, part, f)
 	case known && e.digest == t.digest(f.Key, f.Value):
 		e.refs++
-		t.entries[id] = e
+		t.entries.set(id, e)
 	case known && e.refs > 0:
 		t.claim(id, part, f)
 	case t.known: // it is not held, or another value is, which compare sets
 		t.adopt(t.start(id, f.Key), f, 1)
 	default:
-		t.entries[id] = entry{t.digest(f.Key, f.Value), 1, unread}
+		t.entries.set(id, entry{t.digest(f.Key, f.Value), 1, unread})
 	}
 }
 
@@ -182,7 +183,7 @@ func (t *table[T, K, V]) drop(part T, f dataplane.Fact[K, V]) {
 	if t.unclaim(id, part, f.Value) {
 		return
 	}
-	e, known := t.entries[id]
+	e, known := t.entries.get(id)
 	j := t.jobOf(e)
 	switch {
 	case !known:
@@ -192,7 +193,7 @@ func (t *table[T, K, V]) drop(part T, f dataplane.Fact[K, V]) {
 		return
 	case j == nil && e.refs > 1:
 		e.refs--
-		t.entries[id] = e
+		t.entries.set(id, e)
 		return
 	}
 	next, refs := t.nextClaim(id)
@@ -202,10 +203,10 @@ func (t *table[T, K, V]) drop(part T, f dataplane.Fact[K, V]) {
 		j = t.start(id, f.Key)
 		j.held, j.has = true, f.Value
 	case refs == 0:
-		delete(t.entries, id)
+		t.entries.remove(id)
 		return
 	default:
-		t.entries[id] = entry{t.digest(next.Key, next.Value), refs, unread}
+		t.entries.set(id, entry{t.digest(next.Key, next.Value), refs, unread})
 		return
 	}
 	t.adopt(j, next, refs)
@@ -264,8 +265,8 @@ func (t *table[T, K, V]) learn(facts []dataplane.Fact[K, V]) {
 	t.known = true
 	for _, f := range facts {
 		id := t.id(f.Key)
-		if _, known := t.entries[id]; !known {
-			t.entries[id] = entry{digest: t.digest(f.Key, f.Value)}
+		if _, known := t.entries.get(id); !known {
+			t.entries.set(id, entry{digest: t.digest(f.Key, f.Value)})
 		}
 	}
 }
@@ -278,13 +279,13 @@ func (t *table[T, K, V]) compare(facts []dataplane.Fact[K, V], wanted iter.Seq[d
 	other := map[uint64]V{} // held with another value than the wanted one, by what is known of a key
 	for _, f := range facts {
 		id := t.id(f.Key)
-		e, known := t.entries[id]
+		e, known := t.entries.get(id)
 		j := t.jobOf(e)
 		switch {
 		case j == nil && known && e.refs > 0 && e.digest == t.digest(f.Key, f.Value):
 			same += id
 			if e.job == unread {
-				t.entries[id] = entry{digest: e.digest, refs: e.refs}
+				t.entries.set(id, entry{digest: e.digest, refs: e.refs})
 			}
 			continue
 		case j == nil && known && e.refs > 0:
@@ -303,7 +304,7 @@ func (t *table[T, K, V]) compare(facts []dataplane.Fact[K, V], wanted iter.Seq[d
 		}
 		j.seen = false
 	}
-	for id, e := range t.entries {
+	for id, e := range t.entries.all() {
 		if e.job <= 0 {
 			due += id
 		}
@@ -316,8 +317,8 @@ func (t *table[T, K, V]) compare(facts []dataplane.Fact[K, V], wanted iter.Seq[d
 
 // lose starts the jobs of the facts that are wanted and not among facts: of other, the held value.
 func (t *table[T, K, V]) lose(facts []dataplane.Fact[K, V], other map[uint64]V, wanted iter.Seq[dataplane.Fact[K, V]]) {
-	lost := make(map[uint64]struct{}, len(t.entries)-len(t.todo))
-	for id, e := range t.entries {
+	lost := make(map[uint64]struct{}, t.entries.len()-len(t.todo))
+	for id, e := range t.entries.all() {
 		if e.job <= 0 {
 			lost[id] = struct{}{}
 		}
@@ -333,7 +334,7 @@ func (t *table[T, K, V]) lose(facts []dataplane.Fact[K, V], other map[uint64]V, 
 	}
 	for f := range wanted {
 		id := t.id(f.Key)
-		e := t.entries[id]
+		e, _ := t.entries.get(id)
 		if _, is := lost[id]; !is || e.digest != t.digest(f.Key, f.Value) {
 			continue
 		}
@@ -354,10 +355,10 @@ func (t *table[T, K, V]) set(j *job[K, V], has V, held bool) {
 	switch j.has, j.held = has, held; {
 	case j.puts() && held && j.value == has:
 		t.finish(j)
-		t.entries[j.id] = entry{t.digest(j.key, j.value), j.refs, settled}
+		t.entries.set(j.id, entry{t.digest(j.key, j.value), j.refs, settled})
 	case !j.puts() && !held:
 		t.finish(j)
-		delete(t.entries, j.id)
+		t.entries.remove(j.id)
 	}
 }
 
@@ -366,7 +367,7 @@ func (t *table[T, K, V]) start(id uint64, k K) *job[K, V] {
 	t.jobs++
 	j := &job[K, V]{key: k, id: id, rank: k.Rank(), n: t.jobs, at: len(t.todo)}
 	t.todo = append(t.todo, j)
-	t.entries[id] = entry{job: int32(len(t.todo))}
+	t.entries.set(id, entry{job: int32(len(t.todo))})
 	return j
 }
 
@@ -375,7 +376,7 @@ func (t *table[T, K, V]) finish(j *job[K, V]) {
 	end := len(t.todo) - 1
 	if last := t.todo[end]; last != j {
 		t.todo[j.at], last.at = last, j.at
-		t.entries[last.id] = entry{job: int32(j.at + 1)}
+		t.entries.set(last.id, entry{job: int32(j.at + 1)})
 	}
 	t.todo[end] = nil
 	if t.todo = t.todo[:end]; end == 0 {
