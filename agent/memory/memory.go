@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"sync"
+	"time"
 
 	"fairlead.dev/fairlead/kernel/cgroup"
 )
@@ -28,11 +29,22 @@ func boundOf(environment, container int64) int64 { return min(environment, conta
 // garbage only when it makes some. Go collects every two minutes whatever happens (forcegcperiod in runtime/proc.go),
 // which at 100,000 endpoints is most of what an agent at rest costs; with GOGC off it doesn't, and collects when memory
 // comes to its limit. So the limit is set after each collection to where the next is to begin (headroom), or to what
-// Start found if that is less.
+// Start found if that is less. What still works off the last of the start's changes needs much of its memory until it
+// has: so memory and pages are returned once more when that is over (settled), since the runtime itself returns no more
+// than keeps it below its limit.
 func Rest() {
 	debug.SetGCPercent(-1)
 	limit()
 	watchCollections()
+	release()
+	time.AfterFunc(settled, release)
+}
+
+// settled is after how long at rest nothing of a start is under way.
+var settled = 5 * time.Second
+
+// release returns to the system what is not in use.
+func release() {
 	debug.FreeOSMemory()
 	pageOut()
 }

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	"fairlead.dev/fairlead/kernel/cgroup"
 )
@@ -91,4 +92,37 @@ func TestRestCollectsWhatItMakes(t *testing.T) {
 		t.Errorf("40 MiB in use grow to 160 MiB: %d collections", n)
 	}
 	runtime.KeepAlive(living)
+}
+
+func TestRestReturnsWhatTheStartHeld(t *testing.T) {
+	if os.Getenv(alone) == "" {
+		c := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v")
+		c.Env = append(os.Environ(), alone+"=1")
+		if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	settled = 100 * time.Millisecond
+	const mib = 1 << 20
+	living, held := make([][]byte, 64), make([][]byte, 20) // less than the headroom: the runtime returns what is more
+	for _, l := range [][][]byte{living, held} {
+		for i := range l {
+			l[i] = make([]byte, mib)
+		}
+	}
+	Rest()
+	runtime.KeepAlive(held)
+	held = nil
+	runtime.GC() // it is free now, and the process's still
+	var m runtime.MemStats
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		if runtime.ReadMemStats(&m); m.HeapIdle-m.HeapReleased < 8*mib {
+			runtime.KeepAlive(living)
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d MiB are free and not returned", (m.HeapIdle-m.HeapReleased)/mib)
+		}
+	}
 }

@@ -25,7 +25,8 @@ func TestLabelSet(t *testing.T) {
 func checkLabelSets(t *testing.T) {
 	for _, m := range []map[string]string{
 		nil, {"app": "web"}, {"": ""}, {"": "x", "a": "", "ab": "c", "a/b": "\x00"},
-		{"a": strings.Repeat("v", 240)}, {"a": "x", "b": strings.Repeat("v", 253)}, {"a": "x", "b": strings.Repeat("v", 65_530)},
+		{"a": strings.Repeat("v", 240)}, {"a": "x", "b": strings.Repeat("v", 253)},
+		{"a": "x", "b": strings.Repeat("v", 65_530)},
 		{strings.Repeat("k", 300): strings.Repeat("v", 70_000), "z": "1", "b": "2"},
 	} {
 		l := newLabels(m)

@@ -102,7 +102,8 @@ func (r *Resolver) applyPolicy(key source.Key, o *networkingv1.NetworkPolicy) {
 		r.count(was.audit, -1)
 	}
 	if o != nil {
-		s := stored{name: key.Name, spec: storeSpec(o), created: seconds(o.CreationTimestamp), audit: r.audited(o.Annotations)}
+		s := stored{name: key.Name, spec: storeSpec(o), created: seconds(o.CreationTimestamp),
+			audit: r.audited(o.Annotations)}
 		n.size = n.size.plus(s.size())
 		if r.count(s.audit, 1); there {
 			n.policies[at] = s

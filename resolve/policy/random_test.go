@@ -835,7 +835,8 @@ func TestBoundedSteps(t *testing.T) {
 func mustBeEmpty(t dice, r *Resolver) {
 	r.collect()
 	for what, n := range map[string]int{"namespaces": len(r.namespaces), "nodes": len(r.nodes),
-		"addresses": r.addresses.len() - len(r.config.Addresses) + len(r.further), "policies": len(r.cluster) + r.policies + len(r.selecting) +
+		"addresses": r.addresses.len() - len(r.config.Addresses) + len(r.further),
+		"policies": len(r.cluster) + r.policies + len(r.selecting) +
 			len(r.selections) + len(r.unreadable), "numbers": len(r.numbers) + r.classes.len(), "local classes": len(r.local),
 		"rulesets": len(r.rulesets) + len(r.plans) + len(r.rejections), "tables": len(r.tables) + len(r.groups),
 		"peers": len(r.peers) + len(r.index), "signatures": len(r.signatures) - 1, "pieces": len(r.pieces) +

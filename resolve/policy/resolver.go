@@ -157,13 +157,13 @@ func New(c Config) *Resolver {
 // namespace is a Namespace, or what is known of one that isn't declared.
 type namespace struct {
 	name     string
-	declared bool
 	labels   labelSet
 	classes  []*class
 	pods     []*pod   // sorted by name
 	policies []stored // sorted by name
 	size     Bounds   // of the policies
 	over     bool     // they are beyond a bound
+	declared bool
 }
 
 // impliedLabels are those of a Namespace that isn't declared.
@@ -457,7 +457,8 @@ func (c *class) named() []port {
 	return *c.ports
 }
 
-// here is what policies come to for the pods of a class that are on this node. That of a node's class has the node alone.
+// here is what policies come to for the pods of a class that are on this node. That of a node's class has the node
+// alone.
 type here struct {
 	node      *node
 	pods      int // 0: they have just gone
@@ -484,8 +485,9 @@ func (r *Resolver) setPod(key source.Key, o *corev1.Pod) {
 	if o != nil {
 		now = r.readPod(key, o)
 	}
-	if was != nil && now != nil && was.class == now.class &&
-		slices.Equal(r.addressesOf(was), r.addressesOf(now)) && was.local == now.local && was.terminating == now.terminating && was.created == now.created {
+	if was != nil && now != nil && was.class == now.class && was.local == now.local &&
+		was.terminating == now.terminating && was.created == now.created &&
+		slices.Equal(r.addressesOf(was), r.addressesOf(now)) {
 		delete(r.further, now)
 		r.discard(now.class)
 		return
