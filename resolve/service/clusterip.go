@@ -136,7 +136,7 @@ func (r *Resolver) showClusterIPs(d *difference) {
 			r.shownClusterIPs[a] = now
 		}
 	}
-	clear(r.changedClusterIPs)
+	r.changedClusterIPs = map[netip.Addr]struct{}{} // clearing one takes as long as it was large
 }
 
 // clusterIP returns the ClusterIP at a, of the oldest Service that has it; nil if none has.
