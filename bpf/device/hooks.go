@@ -32,6 +32,8 @@ func (h Hook) String() string {
 	switch {
 	case h.Chain != "":
 		return fmt.Sprintf("table %s %s chain %s", h.tableFamily(), h.Table, h.Chain)
+	case h.Table != "":
+		return "iptables' table " + h.Table
 	case h.Module != "":
 		return h.Function + " [" + h.Module + "]"
 	}
@@ -103,15 +105,14 @@ func (h Hook) role() deviceHookRole {
 }
 
 // ReadHooks returns the hooks of netfilter that forwarded packets of both families pass in the calling thread's network
-// namespace, in their order, as the programs at devices know them that work on the maps in a folder. network is
-// Options.PodNetwork of the programs.
-func ReadHooks(folder string, network bool) (l []Hook, err error) {
-	p, err := reporterOf(folder, hookName)
+// namespace, in their order, as the programs at devices with these options know them that work on the maps in a folder.
+func ReadHooks(folder string, o Options) (l []Hook, err error) {
+	p, err := reporterOf(folder, hookName, o)
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
-	return readHooks(p, network)
+	return readHooks(p, o.PodNetwork)
 }
 
 // SurveyHooks returns the hooks as ReadHooks does, where no programs need be at devices.
@@ -125,7 +126,7 @@ func SurveyHooks() ([]Hook, error) {
 		return nil, fmt.Errorf("bpf: make map %s: %w", deviceMapFlHooks, bpf.Explain(err))
 	}
 	defer m.Close()
-	programs, err := loadReporters(m)
+	programs, err := loadReporters(m, NetfilterModules())
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +190,7 @@ func Acting(hooks []Hook, family uint8) []Hook {
 // WriteHooks has the programs at devices, which work on the maps in a folder, know the functions of the hooks that are
 // in the calling thread's network namespace now. What they don't know counts as handling packets.
 func WriteHooks(folder string) error {
-	l, err := ReadHooks(folder, false)
+	l, err := ReadHooks(folder, Options{})
 	if bpf.Absent(err) {
 		return nil
 	}

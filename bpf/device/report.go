@@ -25,16 +25,17 @@ type reportContext struct {
 	CB      [5]uint32
 }
 
-// reporters are these programs, loaded for the map fl_hooks of that ID.
+// reporters are these programs, loaded for the map fl_hooks of that ID, with types of these modules.
 var reporters struct {
 	sync.Mutex
 	hooks    ebpf.MapID
+	modules  string
 	programs map[string]*ebpf.Program
 }
 
-// reporterOf returns one of the programs that report, at work on the maps in a folder. The caller closes it. Where
-// there are no such maps, the error is bpf.Absent.
-func reporterOf(folder, name string) (*ebpf.Program, error) {
+// reporterOf returns one of the programs that report, at work on the maps in a folder, as programs at devices with these
+// options do. The caller closes it. Where there are no such maps, the error is bpf.Absent.
+func reporterOf(folder, name string, o Options) (*ebpf.Program, error) {
 	m, err := openHooks(folder)
 	if err != nil {
 		return nil, err
@@ -47,20 +48,20 @@ func reporterOf(folder, name string) (*ebpf.Program, error) {
 	id, _ := i.ID()
 	reporters.Lock()
 	defer reporters.Unlock()
-	if reporters.programs != nil && reporters.hooks == id {
+	if reporters.programs != nil && reporters.hooks == id && reporters.modules == o.Netfilter {
 		return reporters.programs[name].Clone()
 	}
-	programs, err := loadReporters(m)
+	programs, err := loadReporters(m, o.Netfilter)
 	if err != nil {
 		return nil, err
 	}
 	closeAll(reporters.programs)
-	reporters.hooks, reporters.programs = id, programs
+	reporters.hooks, reporters.modules, reporters.programs = id, o.Netfilter, programs
 	return programs[name].Clone()
 }
 
-// loadReporters loads the programs that report for a map fl_hooks. The caller closes them.
-func loadReporters(m *ebpf.Map) (map[string]*ebpf.Program, error) {
+// loadReporters loads the programs that report for a map fl_hooks, with types of these modules. The caller closes them.
+func loadReporters(m *ebpf.Map, modules string) (map[string]*ebpf.Program, error) {
 	c, err := forDevices()
 	if err != nil {
 		return nil, err
@@ -68,7 +69,11 @@ func loadReporters(m *ebpf.Map) (map[string]*ebpf.Program, error) {
 	c = c.Copy()
 	maps.DeleteFunc(c.Programs, func(n string, _ *ebpf.ProgramSpec) bool { return n != fastPathName && n != hookName })
 	maps.DeleteFunc(c.Maps, func(n string, _ *ebpf.MapSpec) bool { return n != deviceMapFlHooks && bpf.Shared(n) })
-	loaded, err := bpf.MapSet{deviceMapFlHooks: m}.Load(c, bpf.NetfilterTypes()...)
+	types, err := bpf.TypesOf(modules)
+	if err != nil {
+		return nil, err
+	}
+	loaded, err := bpf.MapSet{deviceMapFlHooks: m}.Load(c, types...)
 	if err != nil {
 		return nil, fmt.Errorf("bpf: load the programs that report the fast path: %w", bpf.Explain(err))
 	}

@@ -1,14 +1,37 @@
 package bpf
 
-import "github.com/cilium/ebpf/btf"
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
-// NetfilterTypes returns the types of netfilter's modules that have chains and tables, as far as they are loaded and
-// the kernel describes them (/sys/kernel/btf). Those of the kernel itself aren't among them.
-func NetfilterTypes() (l []*btf.Spec) {
-	for _, module := range []string{"nf_tables", "x_tables"} {
-		if s, err := btf.LoadKernelModuleSpec(module); err == nil {
-			l = append(l, s)
+	"github.com/cilium/ebpf/btf"
+)
+
+// Modules returns which of these modules are loaded and described by the kernel (/sys/kernel/btf), separated by commas.
+// What is built in isn't among them.
+func Modules(names ...string) string {
+	var l []string
+	for _, name := range names {
+		if _, err := os.Stat(filepath.Join("/sys/kernel/btf", name)); err == nil {
+			l = append(l, name)
 		}
 	}
-	return l
+	return strings.Join(l, ",")
+}
+
+// TypesOf returns the types of modules, separated by commas.
+func TypesOf(modules string) (l []*btf.Spec, err error) {
+	for name := range strings.SplitSeq(modules, ",") {
+		if name == "" {
+			continue
+		}
+		s, err := btf.LoadKernelModuleSpec(name)
+		if err != nil {
+			return nil, fmt.Errorf("bpf: read the types of module %s: %w", name, err)
+		}
+		l = append(l, s)
+	}
+	return l, nil
 }

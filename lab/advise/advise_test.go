@@ -215,7 +215,7 @@ func TestCandidates(t *testing.T) {
 func TestForeignHooks(t *testing.T) {
 	got := foreign([]device.Hook{{Function: "nft_do_chain_inet", Table: "fairlead", Chain: "prerouting"},
 		{Function: "nft_do_chain_ipv4", Table: "filter", Chain: "FORWARD"}, {Function: "ipt_do_table", Table: "raw"}})
-	if want := []string{"table ip filter chain FORWARD", "ipt_do_table"}; !slices.Equal(got, want) {
+	if want := []string{"table ip filter chain FORWARD", "iptables' table raw"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	c := Config{Cluster: &Cluster{}, NoFastPath: true}

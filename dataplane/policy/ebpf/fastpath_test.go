@@ -65,7 +65,7 @@ func newDevicePath(n *policytest.Network) *devicePath {
 func (d *devicePath) slow() (reasons []device.SlowReason) {
 	d.n.Helper()
 	d.n.Must(d.n.Node.Do(func() error {
-		f, err := device.ReadFastPath(d.maps, d.devices, false)
+		f, err := device.ReadFastPath(d.maps, d.devices, device.Options{})
 		d.n.Must(err)
 		if !slices.Equal(f.IPv4, f.IPv6) || len(f.Devices) > 0 {
 			d.n.Errorf("IPv4 %v, IPv6 %v, devices %v", f.IPv4, f.IPv6, f.Devices)
@@ -212,7 +212,8 @@ func (n *node) hook(verb string) {
 	n.T.Helper()
 	script := "delete table inet other"
 	if verb == "add" {
-		script = "add table inet other; add chain inet other f { type filter hook forward priority 100; }"
+		script = "add table inet other; add chain inet other f { type filter hook forward priority 100; }; " +
+			"add rule inet other f counter"
 	}
 	n.Must(n.Node.Do(func() error {
 		out, err := exec.Command("nft", script).CombinedOutput()

@@ -47,7 +47,6 @@ type devices struct {
 	maps        string                    // the folder of the maps that the programs work on
 	digests     map[device.Options]string // of the programs with each of their options
 	fastPath    bool                      // packets to pods may bypass the host stack
-	podNetwork  bool                      // Options.PodNetwork
 
 	mu      sync.Mutex
 	loaded  bool                       // the programs are as wanted, unless others changed that
@@ -67,7 +66,7 @@ func openDevices(p *Plane) (*devices, error) {
 		digests[o] = digest
 	}
 	d := &devices{folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests,
-		fastPath: !p.NoFastPath && !bpf.Preempts(), podNetwork: p.PodNetwork, wanted: map[deviceplane.Key]string{}}
+		fastPath: !p.NoFastPath && !bpf.Preempts(), wanted: map[deviceplane.Key]string{}}
 	var err error
 	if d.attachments, err = deviceplane.Open(d.links()); err != nil {
 		return nil, err

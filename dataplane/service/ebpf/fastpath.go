@@ -32,7 +32,7 @@ func (p *Plane) FastPath() (f *serviceplane.FastPath, err error) {
 		if err := device.WriteHooks(d.maps); err != nil {
 			return err
 		}
-		r, err := device.ReadFastPath(d.maps, list, d.podNetwork)
+		r, err := device.ReadFastPath(d.maps, list, p.deviceOptions(false))
 		if r == nil {
 			return err
 		}
@@ -43,7 +43,7 @@ func (p *Plane) FastPath() (f *serviceplane.FastPath, err error) {
 		if forwards != "1" {
 			r.IPv4 = append(r.IPv4, device.SlowForwarding)
 		}
-		hooks, err := device.ReadHooks(d.maps, d.podNetwork)
+		hooks, err := device.ReadHooks(d.maps, p.deviceOptions(false))
 		if err != nil {
 			return err
 		}

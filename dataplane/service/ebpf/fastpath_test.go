@@ -100,6 +100,7 @@ func withPodsOf(t *testing.T, network bool, f func(*twoPods)) {
 			}
 		}
 		o.PodNetwork = network
+		w.run("unshare -n sh -c 'iptables-legacy -L; nft add table inet t' >/dev/null") // modules, which nodes have loaded
 		w.plane = opened(t, o)
 		defer func() { clean(t, w.plane) }()
 		change(t, w.plane, nil, []model.ServicePart{theNode})

@@ -11,7 +11,7 @@ func TestSecondKernel(t *testing.T) {
 	vmtest.Run(
 		t,
 		"fairlead.dev/fairlead/dataplane/service/ebpf",
-		"^Test(Redirect|NoRedirectWhen|NoRedirectPastProgram|NoRedirectPastReplaced|Masquerade)",
+		"^Test(Redirect|FastPathBesideIdle|HooksAreNamed|NoRedirectWhen|NoRedirectPastProgram|NoRedirectPastReplaced|Masquerade)",
 	)
 }
 

@@ -371,6 +371,8 @@ func TestRedirectBesideGuard(t *testing.T) {
 			t.Errorf("dropped %v, %v", dropped, err)
 		}
 		o.run(table("type filter hook prerouting priority 0;"))
+		o.watched(func() { o.redirects("beside an empty chain") })
+		o.run("nft add rule inet t c counter")
 		if slow := o.slow(); slow != "netfilter" {
 			t.Errorf("with another hook, the fast path is reported off: %q", slow)
 		}

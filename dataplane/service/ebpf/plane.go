@@ -152,6 +152,7 @@ type identity struct {
 	layout string // name of the maps' folder
 	sizes  string // in words
 	digest string // of the programs
+	tables string // device.Options.Netfilter
 }
 
 var (
@@ -191,6 +192,7 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.digest, err = service.Digest(p.layout, p.programs()); err != nil {
 		return nil, err
 	}
+	p.tables = device.NetfilterModules()
 	if p.devices, err = openDevices(p); err != nil {
 		return nil, err
 	}
@@ -203,7 +205,8 @@ func Open(o Options) (_ *Plane, err error) {
 
 // deviceOptions returns the options of the programs for packets.
 func (p *Plane) deviceOptions(direct bool) device.Options {
-	return device.Options{DSR: direct, ReversePath: !p.NoReversePathCheck, PodNetwork: p.PodNetwork}
+	return device.Options{DSR: direct, ReversePath: !p.NoReversePathCheck, PodNetwork: p.PodNetwork,
+		Netfilter: p.tables}
 }
 
 // programs returns the programs' options.
