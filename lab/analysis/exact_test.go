@@ -83,6 +83,27 @@ func TestCompareCounted(t *testing.T) {
 	}
 }
 
+// What else an exact run counts is compared as counts are, such as what is allocated.
+func TestCompareAllocations(t *testing.T) {
+	with := func(objects float64) result.Run {
+		r := countedRun(t, 1200, 900, 300)
+		r.Manifest.Design.Measures = append(r.Manifest.Design.Measures,
+			result.Measure{ID: "allocations", Title: "allocations", Stat: result.Value})
+		r.Blocks = append(r.Blocks, result.Block{Measure: "allocations", Arm: "nft", Params: at("10")}.Is(objects))
+		return r
+	}
+	c, err := Compare(with(150), with(163))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Counts) != 1 || len(c.Counted) != 2 || len(c.Values)+len(c.Left) > 0 {
+		t.Fatalf("%d counts, %d of instructions, %d values, left %q", len(c.Counts), len(c.Counted), len(c.Values), c.Left)
+	}
+	if v := c.Counts[0]; v.A.Value != 150 || v.B.Value != 163 || v.Over.CI.Low != v.Over.CI.High {
+		t.Errorf("%+v", v)
+	}
+}
+
 // An exact run compares with no run by time, and the error says what to do; a quick one does with a full one.
 func TestCompareCountedWithTimes(t *testing.T) {
 	exact, timed := countedRun(t, 1200, 900, 300), runOf(t, 1, 1, nil)

@@ -189,8 +189,9 @@ func (d Design) ArmTitle(id string) string {
 // Instructions is the unit of measures of exact runs.
 const Instructions = "instr."
 
-// Counts reports whether a measure's numbers are counted: they have no interval.
-func (d Design) Counts(m Measure) bool { return m.Exact || d.Exact && m.Unit == Instructions }
+// Counts reports whether a measure's numbers are counted: they have no interval. All of an exact run are: it leaves out
+// what is not, and what it allocates or sends is the same wherever it runs.
+func (d Design) Counts(m Measure) bool { return m.Exact || d.Exact }
 
 // partMark is between the ids of a measure and of a part of its instructions.
 const partMark = "-of-"
