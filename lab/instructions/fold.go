@@ -54,52 +54,76 @@ func Fold(addresses []uint64, s *Symbols) (Stacks, error) {
 	if len(addresses) == 0 {
 		return nil, errors.New("a trace without addresses")
 	}
-	var stack []int
-	counts, name := Stacks{}, ""
-	var n int64
+	root := &call{function: nowhere}
+	at := root
 	for _, a := range addresses {
-		f, first := s.at(a)
-		if len(stack) > 0 && f == stack[len(stack)-1] && !first {
-			n++
-			continue
+		f, first := s.at(a, at.function)
+		if f != at.function || first {
+			at = at.enter(root, f, first)
 		}
-		if n > 0 {
-			counts[name] += n
-		}
-		stack, n = enter(stack, f, first), 1
-		name = s.stack(stack)
+		at.n++
 	}
-	counts[name] += n
+	counts := Stacks{}
+	root.count(counts, s, "")
 	return counts, nil
+}
+
+// nowhere is no function's number.
+const nowhere = -2
+
+// call is a function called by a stack of functions, and how many instructions it executed there.
+type call struct {
+	function int
+	by       *call
+	depth    int
+	calls    map[int]*call
+	n        int64
 }
 
 // deepest is how many functions a stack has at most: more than any kernel's.
 const deepest = 200
 
-// enter returns the stack once an address in f is executed.
-func enter(stack []int, f int, first bool) []int {
+// enter returns the call that executes an address in f.
+func (c *call) enter(root *call, f int, first bool) *call {
 	if f < 0 {
-		return append(stack[:0], f)
+		return root.to(f)
 	}
 	if !first {
-		for i := range slices.Backward(stack) {
-			if stack[i] == f {
-				return stack[:i+1]
+		for by := c; by != nil; by = by.by {
+			if by.function == f {
+				return by
 			}
 		}
 	}
-	if len(stack) == deepest {
-		return stack
+	if c.depth == deepest {
+		return c
 	}
-	return append(stack, f)
+	return c.to(f)
 }
 
-func (s *Symbols) stack(functions []int) string {
-	l := make([]string, len(functions))
-	for i, f := range functions {
-		l[i] = s.name(f)
+// to returns the call of f by this one.
+func (c *call) to(f int) *call {
+	if c.calls[f] == nil {
+		if c.calls == nil {
+			c.calls = map[int]*call{}
+		}
+		c.calls[f] = &call{function: f, by: c, depth: c.depth + 1}
 	}
-	return strings.Join(l, ";")
+	return c.calls[f]
+}
+
+// count adds the instructions of all that this one calls, which has that stack.
+func (c *call) count(counts Stacks, s *Symbols, stack string) {
+	for f, to := range c.calls {
+		name := s.name(f)
+		if stack != "" {
+			name = stack + ";" + name
+		}
+		if to.n > 0 {
+			counts[name] += to.n
+		}
+		to.count(counts, s, name)
+	}
 }
 
 // String returns the folded format, a line for each stack, sorted.

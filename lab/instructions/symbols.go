@@ -60,9 +60,13 @@ func ReadSymbols(r io.Reader) (*Symbols, error) {
 const application = "application"
 
 // at returns the function that an address is in: its number, and whether the address is its first. A process's is -1.
-func (s *Symbols) at(address uint64) (function int, first bool) {
+// last is the function of the address before, which it is likely in.
+func (s *Symbols) at(address uint64, last int) (function int, first bool) {
 	if address < userspace {
 		return -1, false
+	}
+	if last >= 0 && last+1 < len(s.starts) && address > s.starts[last] && address < s.starts[last+1] {
+		return last, false
 	}
 	i, found := slices.BinarySearch(s.starts, address)
 	if found {

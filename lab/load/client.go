@@ -55,7 +55,7 @@ type Exact struct {
 	// Trace has the instructions traced that f executes, nil: they aren't. The address executed at the start and the end
 	// of each operation is at mark.
 	Trace  func(mark uintptr, f func() error) error
-	Traced int // operations to be traced, after the others
+	Traced int // operations to be traced at most, after the others: until one executes no more than their median
 }
 
 // defaultTimeout bounds each system call.
@@ -94,7 +94,7 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 		s = l.rec.sample(c.Record)
 		s.Start, s.Wall = start, wall
 		s.CPU, s.Counters = after.sub(before)
-		return errors.Join(ctx.Err(), l.trace(ctx))
+		return errors.Join(ctx.Err(), l.trace(ctx, int64(s.Quantiles[QuantileName(0.5)])))
 	})
 	if err != nil {
 		return s, fmt.Errorf("%s load on %d targets from %s: %w", op, len(c.Targets), first(c.Targets), err)
@@ -122,11 +122,12 @@ func (l *loop) warmUp(ctx context.Context) {
 	}
 }
 
-// trace has operations traced, if they are to be.
-func (l *loop) trace(ctx context.Context) error {
+// trace has operations traced, if they are to be, up to one of no more instructions than few.
+func (l *loop) trace(ctx context.Context, few int64) error {
 	if l.Exact == nil || l.Exact.Trace == nil {
 		return nil
 	}
+	l.few = few
 	return l.Exact.Trace(ticksAt(), func() error {
 		l.rec.clear()
 		l.run(ctx, exactly, l.Exact.Traced)
@@ -152,6 +153,7 @@ type loop struct {
 	resp       []byte
 	do         func(*loop) (start, end time.Duration, err error)
 	inline     inline
+	few        int64 // an operation of so many instructions ends a run; 0: none does
 }
 
 // inline is what a client with an Inline server knows of it.
@@ -218,8 +220,8 @@ func (l *loop) start() time.Duration {
 	return l.now()
 }
 
-// run loops for d, or for so many operations if most is not 0, and says how long that took. It looks at ctx every 64
-// operations.
+// run loops for d, or for so many operations if most is not 0, or up to one that is few, and says how long that took.
+// It looks at ctx every 64 operations.
 func (l *loop) run(ctx context.Context, d time.Duration, most int) time.Duration {
 	begin := l.now()
 	for n, now := 0, begin; now-begin < d && (most == 0 || n < most) && (n%64 != 0 || ctx.Err() == nil); n++ {
@@ -229,6 +231,9 @@ func (l *loop) run(ctx context.Context, d time.Duration, most int) time.Duration
 			l.failed()
 		} else {
 			l.rec.ns = append(l.rec.ns, int64(end-start)-l.inline.clock)
+			if l.few > 0 && int64(end-start)-l.inline.clock <= l.few {
+				break
+			}
 		}
 		now = end
 	}

@@ -61,3 +61,18 @@ func TestInline(t *testing.T) {
 		t.Errorf("without a server: %+v, %v", got, err)
 	}
 }
+
+// A run ends with the first operation that is few enough, where one ends it.
+func TestRunEndsWithFew(t *testing.T) {
+	for few, want := range map[int64]int{0: 10, 4: 10, 5: 3, 9: 1} {
+		n := 0
+		l := &loop{Client: Client{Exact: &Exact{}}, rec: newRecorder(10), few: few}
+		l.do = func(*loop) (start, end time.Duration, err error) {
+			n++
+			return 0, time.Duration(max(5, 8-n)), nil // 7, 6, 5, 5, ...
+		}
+		if l.run(t.Context(), exactly, 10); n != want {
+			t.Errorf("until one takes %d: %d operations, want %d", few, n, want)
+		}
+	}
+}

@@ -47,7 +47,7 @@ func (p *Comparison) counted() (l []*table) {
 	whole := &table{Title: "Instructions, the greatest difference in per cent first", Head: []string{"", "", d.Vary.Short,
 		"A", "B", lessA, "%", "A, × " + d.ArmTitle(d.Baseline), "B, ×", "parts that grew"}, Remark: randomWords}
 	parts := &table{Title: "Parts that differ", Head: []string{"", "", d.Vary.Short, "part", "A", "B", lessA},
-		Remark: "Of one traced operation of each run, the shortest of five."}
+		Remark: "Of one traced operation of each run, the shortest."}
 	number := func(s string) cell { return cell{Text: s, Class: "num"} }
 	for _, v := range p.c.Counted {
 		m, _ := d.Measure(v.Measure)
