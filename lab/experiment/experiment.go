@@ -48,6 +48,19 @@ type Options struct {
 	Output    io.Writer // for progress
 }
 
+// Choose returns the profile that the user wants: quick or full, and what exact makes of that for a run that counts
+// instructions; nil: there is none such.
+func Choose[P any](o Options, quick, full P, exact func(P) P) P {
+	p := full
+	if o.Quick {
+		p = quick
+	}
+	if o.Exact && exact != nil {
+		p = exact(p)
+	}
+	return p
+}
+
 // RoundsOr returns how many there are: as many as the user wants, or the profile's; of a quick exact run few.
 func (o Options) RoundsOr(profile int) int {
 	switch {

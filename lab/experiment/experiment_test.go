@@ -21,6 +21,20 @@ func TestPartsAreOfWhatIsTraced(t *testing.T) {
 	}
 }
 
+func TestChoose(t *testing.T) {
+	exact := func(name string) string { return name + ", exact" }
+	for _, tt := range []struct {
+		o     Options
+		exact func(string) string
+		want  string
+	}{{Options{}, exact, "full"}, {Options{Quick: true}, exact, "quick"}, {Options{Exact: true}, exact, "full, exact"},
+		{Options{Quick: true, Exact: true}, exact, "quick, exact"}, {Options{Exact: true}, nil, "full"}} {
+		if got := Choose(tt.o, "quick", "full", tt.exact); got != tt.want {
+			t.Errorf("%+v: %q, want %q", tt.o, got, tt.want)
+		}
+	}
+}
+
 func TestRounds(t *testing.T) {
 	for _, c := range []struct {
 		o             Options

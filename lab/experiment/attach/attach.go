@@ -36,13 +36,7 @@ and root.`,
 	Rounds:   true,
 	Exact:    true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
-		if o.Exact {
-			p = p.exactly()
-		}
+		p := experiment.Choose(o, quick, full, profile.exactly)
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(b, o, p)
 	},

@@ -32,10 +32,7 @@ clients are moved whose own backend stayed when another one goes. It takes about
 without, and root.`,
 	Compares: true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
+		p := experiment.Choose(o, quick, full, nil)
 		return newTrial(ctx, b, o, p)
 	},
 }

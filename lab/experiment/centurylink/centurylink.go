@@ -27,10 +27,7 @@ into samples.csv. It takes about a minute with --quick, ten without, and root.`,
 	Compares: true,
 	Rounds:   true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
+		p := experiment.Choose(o, quick, full, nil)
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, o, p)
 	},

@@ -31,15 +31,9 @@ second kernel's panel, run it there first, then name its folder (docs/measuremen
 	Exact:  true,
 	Second: func(folder string) error { _, err := readPanel(folder); return err },
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
-		if b.Emulated() {
+		p := experiment.Choose(o, quick, full, func(profile) profile { return exact })
+		if b.Emulated() && !o.Exact {
 			p = emulated
-		}
-		if o.Exact {
-			p = exact
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, o, p)

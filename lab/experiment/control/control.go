@@ -36,10 +36,7 @@ server of the lab's own.`,
 	Rounds:   true,
 	Subjects: []string{experiment.KubeProxyProgram.Name, experiment.ControlPlaneProgram.Name},
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
+		p := experiment.Choose(o, quick, full, nil)
 		if o.Services != nil {
 			p.Sizes = nil
 			for _, n := range o.Services {

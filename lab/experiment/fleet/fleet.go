@@ -36,10 +36,7 @@ kube-apiserver in one program, without which there is nothing to measure.`,
 	Rounds:   true,
 	Subjects: []string{experiment.ControlPlaneProgram.Name},
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
+		p := experiment.Choose(o, quick, full, nil)
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(b, o, p)
 	},

@@ -27,13 +27,7 @@ are cut that a change denies. It takes about five minutes with --quick, half an 
 	Exact:    true,
 	Subjects: []string{experiment.KubeRouterProgram.Name},
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
-		if o.Exact {
-			p = p.exact()
-		}
+		p := experiment.Choose(o, quick, full, profile.exact)
 		p.Rounds = o.RoundsOr(p.Rounds)
 		programs, err := o.Programs(experiment.KubeRouterProgram)
 		if err != nil {

@@ -34,13 +34,7 @@ quarter of an hour without, and root.`,
 	Rounds: true,
 	Exact:  true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
-		if o.Exact {
-			p = exact
-		}
+		p := experiment.Choose(o, quick, full, func(profile) profile { return exact })
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, p)
 	},

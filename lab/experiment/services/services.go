@@ -34,13 +34,7 @@ control side of a kube-proxy given with --subject is measured beside, which take
 	Rounds:   true,
 	Exact:    true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full()
-		if o.Quick {
-			p = quick()
-		}
-		if o.Exact {
-			p = p.exactly()
-		}
+		p := experiment.Choose(o, quick(), full(), profile.exactly)
 		if o.Services != nil {
 			p.Services = o.Services
 		}

@@ -42,10 +42,7 @@ kube-proxy given with --subject makes two more arms, iptables and nftables, as t
 	Subjects: []string{experiment.KubeProxyProgram.Name},
 	Rounds:   true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
+		p := experiment.Choose(o, quick, full, nil)
 		if o.Services != nil {
 			p.Services = o.Services
 		}
