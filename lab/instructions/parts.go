@@ -3,6 +3,7 @@ package instructions
 import (
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Part is what a reader knows instructions by.
@@ -68,23 +69,40 @@ const program = "bpf_prog_"
 func PartOf(stack string) string {
 	for stack != "" {
 		i := strings.LastIndexByte(stack, ';')
-		id, most := "", 0
-		for _, p := range parts {
-			for _, f := range p.functions {
-				if n := matching(stack[i+1:], f); n > most {
-					id, most = p.ID, n
-				}
-			}
-		}
+		p := partOfFunction(stack[i+1:])
 		caller := stack[:max(i, 0)]
-		within := most == len(program) && strings.HasPrefix(stack[i+1:], program) &&
+		within := p.most == len(program) && strings.HasPrefix(stack[i+1:], program) &&
 			strings.HasPrefix(caller[strings.LastIndexByte(caller, ';')+1:], program)
-		if most > 0 && !within {
-			return id
+		if p.most > 0 && !within {
+			return p.id
 		}
 		stack = caller
 	}
 	return Rest
+}
+
+// match is the part of a function, and how many bytes of its name say so; 0: none has it.
+type match struct {
+	id   string
+	most int
+}
+
+// matches are those of functions that were asked for: the same few in every stack.
+var matches sync.Map
+
+func partOfFunction(name string) (m match) {
+	if known, ok := matches.Load(name); ok {
+		return known.(match)
+	}
+	for _, p := range parts {
+		for _, f := range p.functions {
+			if n := matching(name, f); n > m.most {
+				m = match{p.ID, n}
+			}
+		}
+	}
+	matches.Store(name, m)
+	return m
 }
 
 // matching returns how many bytes of a function's name a pattern of it has, 0 if it doesn't match.

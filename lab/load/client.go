@@ -55,7 +55,7 @@ type Exact struct {
 	// Trace has the instructions traced that f executes, nil: they aren't. The address executed at the start and the end
 	// of each operation is at mark.
 	Trace  func(mark uintptr, f func() error) error
-	Traced int // operations to be traced at most, after the others: until one executes no more than their median
+	Traced int // operations to be traced at most, after the others: until one executes hardly more than their median
 }
 
 // defaultTimeout bounds each system call.
@@ -94,7 +94,7 @@ func (c Client) Run(ctx context.Context, op Op, d time.Duration) (s Sample, err 
 		s = l.rec.sample(c.Record)
 		s.Start, s.Wall = start, wall
 		s.CPU, s.Counters = after.sub(before)
-		return errors.Join(ctx.Err(), l.trace(ctx, int64(s.Quantiles[QuantileName(0.5)])))
+		return errors.Join(ctx.Err(), l.trace(ctx, few(s)))
 	})
 	if err != nil {
 		return s, fmt.Errorf("%s load on %d targets from %s: %w", op, len(c.Targets), first(c.Targets), err)
@@ -121,6 +121,9 @@ func (l *loop) warmUp(ctx context.Context) {
 		l.run(ctx, exactly, l.Exact.Warm)
 	}
 }
+
+// few returns how many instructions are no more than an operation's median, but for what a hash chain has.
+func few(s Sample) int64 { return int64(s.Quantiles[QuantileName(0.5)] * 1.001) }
 
 // trace has operations traced, if they are to be, up to one of no more instructions than few.
 func (l *loop) trace(ctx context.Context, few int64) error {
