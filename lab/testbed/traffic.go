@@ -31,7 +31,8 @@ type Operation struct {
 	Targets func(*Pair) []netip.AddrPort // that an arm's client connects to; none: the arm is left out
 	Load    Loader
 	Planned time.Duration // of a block
-	// each round begins with a block of the baseline that doesn't count: the first differs from others
+	// each round begins with a block of the baseline that doesn't count: the first differs from others; so does each of an
+	// exact run
 	Warmup bool
 	Bytes  int // carried by each operation, where that is measured
 }
@@ -81,7 +82,7 @@ func (t *Traffic) Round(ctx context.Context, n int, operations []Operation) erro
 	for _, i := range t.bed.Rand.Perm(len(operations)) {
 		o := operations[i]
 		runtime.GC() // so that none falls into a block
-		if base := t.bed.Pairs[0]; o.Warmup {
+		if base := t.bed.Pairs[0]; o.Warmup || t.bed.Config.Exact {
 			if _, _, err := o.Load(ctx, base, o.Targets(base)); err != nil {
 				return fmt.Errorf("round %d, %s of %s: %w", n+1, o.Measure, base.Near.Name, err)
 			}
