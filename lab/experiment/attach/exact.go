@@ -8,8 +8,8 @@ import (
 	"fairlead.dev/fairlead/lab/result"
 )
 
-// exactly returns how much of a profile an exact run measures: every third call, about, has two million instructions
-// more in the plugin, so that few calls have no steady median.
+// exactly returns how much of a profile an exact run measures: in some calls the agent collects its garbage, so that
+// few calls have no steady median.
 func (p profile) exactly() profile {
 	p.Rounds, p.Each = experiment.ExactRounds, 11
 	return p
