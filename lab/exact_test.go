@@ -15,7 +15,6 @@ import (
 
 	"fairlead.dev/fairlead/lab/instructions"
 	"fairlead.dev/fairlead/lab/result"
-	"fairlead.dev/fairlead/lab/stats"
 )
 
 var acceptExact = flag.Bool("accept-exact", false, "commit to what TestExactInSecondKernel counts (make exact-accept)")
@@ -28,20 +27,24 @@ const (
 
 // Instructions that differ between runs, beside those margins: of our programs, by the chains of hash tables; of the
 // kernel, by the allocator's slow path, of some 300 instructions in whichever part comes upon it; of nftables' sets, by
-// longer chains.
+// longer chains, and of iptables' rules, by how many come before the one that is drawn.
 const (
 	programsDiffer = 150
 	kernelDiffers  = 350
-	setsDiffer     = 600
+	chainsDiffer   = 600
+	rulesDiffer    = 1200
 )
 
-// differing returns what the instructions of a part may differ by.
-func differing(part string) int64 {
+// differing returns what the instructions of a part of an arm may differ by.
+func differing(arm, part string) int64 {
 	switch part {
 	case "sockets", "devices", "policy":
 		return programsDiffer
-	case "nftables":
-		return setsDiffer
+	case "nftables", "iptables": // the tools of either write the rules of mode iptables
+		if arm == "iptables" {
+			return rulesDiffer
+		}
+		return chainsDiffer
 	}
 	return kernelDiffers
 }
@@ -58,34 +61,41 @@ func TestExactInSecondKernel(t *testing.T) {
 	out := t.TempDir()
 	program := filepath.Join(out, "fairlead")
 	run(t, "go", "build", "-o", program, "../cmd/fairlead")
-	run(t, program, "lab", "run", "connect", "--exact", "--services", "10", "--modes", "ebpf,nftables",
-		"--layouts", "none", "--rounds", "3", "--seed", "7", "--out", out)
+	run(t, program, "lab", "run", "connect", "--exact", "--quick", "--services", "10",
+		"--modes", "ebpf,nftables,iptables", "--layouts", "none", "--rounds", "2", "--seed", "7", "--out", out)
 	dirs, _ := filepath.Glob(filepath.Join(out, "connect-*"))
 	if len(dirs) != 1 {
 		t.Fatalf("%q instead of one run", dirs)
 	}
 	got := readExact(t, dirs[0])
-	path := filepath.Join("testdata", "exact.json")
 	if *acceptExact {
 		b, err := json.MarshalIndent(got, "", "  ")
 		if err == nil {
-			err = os.MkdirAll(filepath.Dir(path), 0o755)
+			err = os.MkdirAll(filepath.Dir(exactPath), 0o755)
 		}
 		if err == nil {
-			err = os.WriteFile(path, append(b, '\n'), 0o644)
+			err = os.WriteFile(exactPath, append(b, '\n'), 0o644)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	var want exactCounts
-	if b, err := os.ReadFile(path); err != nil || json.Unmarshal(b, &want) != nil {
-		t.Fatalf("%s: %v: run make exact-accept", path, err)
-	}
-	for _, complaint := range exceeding(got, want) {
+	for _, complaint := range exceeding(got, committedCounts(t)) {
 		t.Error(complaint)
 	}
+}
+
+// exactPath is where the committed numbers are.
+var exactPath = filepath.Join("testdata", "exact.json")
+
+// committedCounts returns them.
+func committedCounts(t *testing.T) (c exactCounts) {
+	t.Helper()
+	if b, err := os.ReadFile(exactPath); err != nil || json.Unmarshal(b, &c) != nil {
+		t.Fatalf("%s: %v: run make exact-accept", exactPath, err)
+	}
+	return c
 }
 
 // run runs a program that must succeed.
@@ -96,7 +106,7 @@ func run(t *testing.T, args ...string) {
 	}
 }
 
-// readExact returns the counts of a run.
+// readExact returns the counts of a run, each the least of all blocks: some have up to 440 more in all operations.
 func readExact(t *testing.T, dir string) exactCounts {
 	t.Helper()
 	r, err := result.Read(dir)
@@ -126,7 +136,7 @@ func readExact(t *testing.T, dir string) exactCounts {
 	}
 	for key, parts := range values {
 		for part, v := range parts {
-			c.Counts[key][part] = int64(stats.Median(v))
+			c.Counts[key][part] = int64(slices.Min(v))
 		}
 	}
 	return c
@@ -142,9 +152,11 @@ func exceeding(got, want exactCounts) (complaints []string) {
 			continue
 		}
 		may := float64(w[""]) * (1 + exactMargin)
-		if w["nftables"] > 0 {
-			may += setsDiffer
+		_, arm, _ := strings.Cut(key, " ")
+		if arm == "nftables" || arm == "iptables" {
+			may += chainsDiffer
 		}
+		differ := func(part string) int64 { return differing(arm, part) }
 		if got.Kernel != want.Kernel { // its own instructions are others, for all arms alike
 			direct, _, _ := strings.Cut(key, " ")
 			there, here := want.Counts[direct+" direct"][""], got.Counts[direct+" direct"][""]
@@ -154,7 +166,7 @@ func exceeding(got, want exactCounts) (complaints []string) {
 			}
 			may = float64(w[""]) / float64(there) * float64(here) * (1 + otherMargin)
 		}
-		if float64(g[""]) > may || got.Kernel == want.Kernel && grown(g, w, differing) != "" {
+		if float64(g[""]) > may || got.Kernel == want.Kernel && representative(g) && grown(g, w, differ) != "" {
 			complain("%s: %d instructions, %d are committed (%s): %s; run make exact-accept if that is meant", key, g[""],
 				w[""], want.Kernel, grown(g, w, nil))
 		}
@@ -165,6 +177,16 @@ func exceeding(got, want exactCounts) (complaints []string) {
 		}
 	}
 	return complaints
+}
+
+// representative reports whether the operation that was traced is no longer than others: after the wait for the trace
+// to begin, what was kept for a time, such as a route, is looked up anew.
+func representative(c map[string]int64) bool {
+	traced := -c[""]
+	for _, n := range c {
+		traced += n
+	}
+	return float64(traced) <= float64(c[""])*(1+exactMargin)
 }
 
 // grown names the parts that grew, or did so by more than they may differ and 0.5 %, the one that grew most first.
@@ -182,6 +204,23 @@ func grown(got, want map[string]int64, differ func(part string) int64) string {
 	return strings.Join(l, ", ")
 }
 
+// An addition of some 40 instructions to the program at devices made a pod's connection in mode ebpf 351 to 376 longer
+// when that was counted. The committed numbers with so many more are complained of, in each arm of the mode, and the
+// part is named.
+func TestFortyInstructionsMoreAreFound(t *testing.T) {
+	const more = 351
+	want := committedCounts(t)
+	for _, arm := range []string{"ebpf", "ebpf-stack", "ebpf-policies"} {
+		key, got := "crr-pod "+arm, exactCounts{want.Kernel, maps.Clone(want.Counts)}
+		c := maps.Clone(got.Counts[key])
+		c[""], c["devices"], got.Counts[key] = c[""]+more, c["devices"]+more, c
+		l := exceeding(got, want)
+		if len(l) != 1 || !strings.HasPrefix(l[0], key+":") || !strings.Contains(l[0], "programs: at devices +351;") {
+			t.Errorf("%s: %q", key, l)
+		}
+	}
+}
+
 func TestExactNumbersThatGrow(t *testing.T) {
 	of := func(kernel string, direct, ours, program int64) exactCounts {
 		return exactCounts{kernel, map[string]map[string]int64{"crr direct": {"": direct, "tcp": direct},
@@ -195,6 +234,8 @@ func TestExactNumbersThatGrow(t *testing.T) {
 		say  string // "": nothing
 	}{
 		{"the same", of("6.12.1", 100_000, 90_000, 9_000), ""},
+		{"traced in a longer operation", exactCounts{"6.12.1", map[string]map[string]int64{"crr direct": {"": 100_000},
+			"crr ebpf": {"": 90_000, "devices": 9_900, "tcp": 81_000}}}, ""},
 		{"less", of("6.12.1", 100_000, 80_000, 8_000), ""},
 		{"within the margin", of("6.12.1", 100_000, 90_190, 9_190), ""},
 		{"a part beyond its margin", of("6.12.1", 100_000, 90_200, 9_200), "programs: at devices +200"},

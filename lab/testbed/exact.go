@@ -22,7 +22,7 @@ import (
 const (
 	exactWarm   = 10
 	exactOps    = 51
-	exactTraced = 5
+	exactTraced = 10
 )
 
 // tracePort returns the device of the serial port where an exact machine takes requests to trace instructions (package
