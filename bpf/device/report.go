@@ -33,8 +33,8 @@ var reporters struct {
 	programs map[string]*ebpf.Program
 }
 
-// reporterOf returns one of the programs that report, at work on the maps in a folder, as programs at devices with these
-// options do. The caller closes it. Where there are no such maps, the error is bpf.Absent.
+// reporterOf returns one of the programs that report, at work on the maps in a folder, as programs at devices with
+// these options do. The caller closes it. Where there are no such maps, the error is bpf.Absent.
 func reporterOf(folder, name string, o Options) (*ebpf.Program, error) {
 	m, err := openHooks(folder)
 	if err != nil {

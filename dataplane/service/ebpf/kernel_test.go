@@ -11,7 +11,8 @@ func TestSecondKernel(t *testing.T) {
 	vmtest.Run(
 		t,
 		"fairlead.dev/fairlead/dataplane/service/ebpf",
-		"^Test(Redirect|FastPathBesideIdle|HooksAreNamed|NoRedirectWhen|NoRedirectPastProgram|NoRedirectPastReplaced|Masquerade)",
+		"^Test(Redirect|FastPathBesideIdle|HooksAreNamed|NoRedirectWhen|NoRedirectPastProgram|"+
+			"NoRedirectPastReplaced|Masquerade)",
 	)
 }
 
