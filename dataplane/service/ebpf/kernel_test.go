@@ -11,12 +11,11 @@ func TestSecondKernel(t *testing.T) {
 	vmtest.Run(
 		t,
 		"fairlead.dev/fairlead/dataplane/service/ebpf",
-		"^Test(Redirect|FastPathBesideIdle|HooksAreNamed|NoRedirectWhen|NoRedirectPastProgram|"+
-			"NoRedirectPastReplaced|Masquerade)",
+		"^Test(Redirect|FastPathBesideIdle|NoRedirectWhen|NoRedirectPastProgram|NoRedirectPastReplaced|Masquerade)",
 	)
 }
 
 // TestSlowSecondKernel has packets of that kernel bypass no hook.
 func TestSlowSecondKernel(t *testing.T) {
-	vmtest.Run(t, "fairlead.dev/fairlead/dataplane/service/ebpf", "^TestNoRedirectPastHooks$")
+	vmtest.Run(t, "fairlead.dev/fairlead/dataplane/service/ebpf", "^Test(NoRedirectPastHooks|RulesSeeTheirPackets|HooksAreNamed)$")
 }
