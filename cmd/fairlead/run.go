@@ -124,7 +124,7 @@ func (p *process) check(ctx context.Context, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	if _, _, err := openSource(c, d.resolve.Node, slog.New(slog.DiscardHandler)); err != nil {
+	if _, _, err := openSource(c, &d.resolve, slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
 	if err := d.mode.Check(ctx); err != nil || d.policies == nil {
@@ -169,7 +169,7 @@ func (p *process) serve(ctx context.Context, c *config.Config, log *slog.Logger,
 	if p.setUpOnly {
 		return errors.Join(set.Apply(log), d.mode.Prepare(), acceptAdvertisements(ctx, c))
 	}
-	objects, recorder, err := openSource(c, d.resolve.Node, log)
+	objects, recorder, err := openSource(c, &d.resolve, log)
 	if err != nil {
 		return err
 	}

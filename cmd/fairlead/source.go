@@ -10,7 +10,10 @@ import (
 	"os"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/client-go/rest"
+	cnpv1 "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"fairlead.dev/fairlead/agent/config"
 	"fairlead.dev/fairlead/agent/event"
@@ -30,13 +33,15 @@ func access(c *config.Config) (kube.Access, error) {
 	return a, nil
 }
 
-// api is the Kubernetes API as a source for a node, which logs to log, or nowhere where that is nil.
-func api(c *config.Config, node string, log *slog.Logger) (*kube.Source, kube.Access, error) {
+// api is the Kubernetes API as a source for a node, which logs to log, or nowhere where that is nil. Where connections
+// are proxied, an endpoint at another node's node port could lead to this one again without end: its address must be
+// known.
+func api(c *config.Config, node string, proxied bool, log *slog.Logger) (*kube.Source, kube.Access, error) {
 	a, err := access(c)
 	o := kube.Options{
 		Access: a, Node: node, ProxyName: c.Own.ServiceProxyName,
-		Nodes: c.Policies() || c.Network() || c.Own.DirectServerReturn || c.Own.ExternalIPs == resolve.SafeExternalIPs &&
-			c.Proxy.ClusterCIDR == "",
+		Nodes:          proxied || c.Network() || c.Own.DirectServerReturn,
+		NeedsNodes:     needsNodes(c),
 		Pods:           c.Attaches(), // for their host ports
 		NamespaceBytes: c.Own.Limits.NamespaceBytes, Bytes: c.Own.Limits.Bytes, Log: log,
 	}
@@ -44,6 +49,24 @@ func api(c *config.Config, node string, log *slog.Logger) (*kube.Source, kube.Ac
 		o.Kinds = []source.Kind{source.Namespace, source.Pod, source.NetworkPolicy, source.ClusterNetworkPolicy}
 	}
 	return kube.New(o), a, err
+}
+
+// needsNodes returns which objects need the Nodes' pod ranges or addresses: Services with external IPs, which must not
+// be a pod's, ServiceCIDRs that were added to the cluster's first, which must hold none, and ClusterNetworkPolicies.
+func needsNodes(c *config.Config) func(source.Object) bool {
+	safe := c.Own.ExternalIPs == resolve.SafeExternalIPs
+	ranges := c.Policies() || safe && c.Proxy.ClusterCIDR == ""
+	return func(o source.Object) bool {
+		switch o := o.(type) {
+		case *corev1.Service:
+			return ranges && safe && len(o.Spec.ExternalIPs) > 0
+		case *networkingv1.ServiceCIDR:
+			return ranges && o.Name != "kubernetes"
+		case *cnpv1.ClusterNetworkPolicy:
+			return true
+		}
+		return false
+	}
 }
 
 // podSource returns a source of the Nodes and Pods of a cluster, among other objects.
@@ -85,15 +108,15 @@ func apiServers(ctx context.Context, a kube.Access) (servers []netip.AddrPort) {
 
 // openSource opens where a node's objects come from, and where Events about them go, nil where they go nowhere. What
 // can't be read now is an error; an API server that doesn't answer is none.
-func openSource(c *config.Config, node string, log *slog.Logger) (source.Source, event.Recorder, error) {
+func openSource(c *config.Config, set *resolve.Config, log *slog.Logger) (source.Source, event.Recorder, error) {
 	if c.Own.Source != "" {
 		return manifest.New(c.Own.Source), nil, manifest.Check(c.Own.Source)
 	}
-	s, a, err := api(c, node, log)
+	s, a, err := api(c, set.Node, set.Capabilities.Ends, log)
 	if err == nil {
 		_, err = a.Config()
 	}
-	return s, event.NewAPI(a.Config, node, log), err
+	return s, event.NewAPI(a.Config, set.Node, log), err
 }
 
 // load reads a source once, of the Kubernetes API's Pods only if asked to.
@@ -102,7 +125,7 @@ func load(ctx context.Context, c *config.Config, node string,
 	if c.Own.Source != "" {
 		return manifest.Load(c.Own.Source)
 	}
-	s, _, err := api(c, node, nil)
+	s, _, err := api(c, node, false, nil)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -53,6 +53,10 @@ func fieldsOf(o source.Object) fields.Set {
 		set["spec.clusterIP"], set["spec.type"] = o.Spec.ClusterIP, string(o.Spec.Type)
 	case *corev1.Pod:
 		set["spec.nodeName"], set["status.phase"] = o.Spec.NodeName, string(o.Status.Phase)
+		set["status.podIP"] = o.Status.PodIP
+		if ips := o.Status.PodIPs; len(ips) > 0 {
+			set["status.podIP"] = ips[0].IP
+		}
 	}
 	return set
 }
@@ -64,7 +68,7 @@ func (r resource) selectable(field string) bool {
 		return true
 	case "spec.clusterIP", "spec.type":
 		return r.kind == source.Service
-	case "spec.nodeName", "status.phase":
+	case "spec.nodeName", "status.phase", "status.podIP":
 		return r.kind == source.Pod
 	}
 	return false

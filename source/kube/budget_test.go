@@ -208,13 +208,13 @@ func testListing(t *testing.T, first bool) {
 	n := newUpdates([]resource{r})
 	s := newStream(r, nil, n, strip.New(), newBudget(100<<10, 1<<20))
 	if !first {
-		s.begin()
+		s.begin(t.Context())
 		if err := s.Replace(nil, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w := watch.NewFake()
-	l := newListing(w, s)
+	l := newListing(t.Context(), w, s)
 	defer l.Stop()
 	there := func() (names []string, weight int) {
 		s.mu.Lock()
@@ -316,7 +316,7 @@ func TestWeighs(t *testing.T) {
 func TestPendingIsBounded(t *testing.T) {
 	n := newUpdates(resources("a", ""))
 	s := newStream(n.kinds[0], nil, n, strip.New(), newBudget(1<<20, 1<<20))
-	s.begin()
+	s.begin(t.Context())
 	if err := s.Replace(nil, ""); err != nil {
 		t.Fatal(err)
 	}

@@ -6,10 +6,11 @@
 //
 // # What is asked for
 //
-// Only what may count: Services with an address and the wanted service-proxy-name, EndpointSlices
-// that are not of headless Services, the one Node. Without a wanted name, also ServiceCIDRs, if the server knows them,
-// and the Services of other proxies, whose addresses are allocated. Namespaces, Pods, NetworkPolicies and
-// ClusterNetworkPolicies only where Options.Kinds has them. The streams share one connection.
+// Only what may count: Services with an address and the wanted service-proxy-name, EndpointSlices that are not of
+// headless Services, the one Node, or from the first object on that needs them (Options.NeedsNodes) all Nodes. Without
+// a wanted name, also ServiceCIDRs, if the server knows them, and the Services of other proxies, whose addresses are
+// allocated. Namespaces, Pods, NetworkPolicies and ClusterNetworkPolicies only where Options.Kinds has them: no Pods
+// without an address or that have ended. The streams share one connection.
 //
 // # What is kept
 //

@@ -40,7 +40,7 @@ func FuzzObjects(f *testing.F) {
 		for _, k := range kinds {
 			s := newStream(k, nil, n, words, Options{}.budget(k.kind))
 			o := k.object.DeepCopyObject().(source.Object)
-			l, listed := s.begin(), 0
+			l, listed := s.begin(t.Context()), 0
 			if unmarshal(o, b) == nil {
 				s.admit(l, o, true)
 				listed++

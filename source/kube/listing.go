@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,8 +22,9 @@ type listing struct {
 	stop   func()
 }
 
-func newListing(w watch.Interface, s *stream) *listing {
-	l := &listing{Interface: w, stream: s, list: s.begin(), events: make(chan watch.Event), done: make(chan struct{})}
+func newListing(ctx context.Context, w watch.Interface, s *stream) *listing {
+	l := &listing{Interface: w, stream: s, list: s.begin(ctx), events: make(chan watch.Event),
+		done: make(chan struct{})}
 	l.stop = sync.OnceFunc(func() { close(l.done) })
 	go l.run()
 	return l

@@ -29,7 +29,8 @@ func policyObjects() []source.Object {
 		Subject: cnpv1.ClusterNetworkPolicySubject{Namespaces: &metav1.LabelSelector{}}}
 	return []source.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"team": "a"}}},
-		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "pod"}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "pod"}, Spec: corev1.PodSpec{NodeName: "b"},
+			Status: corev1.PodStatus{PodIP: "10.0.0.1"}},
 		&networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "isolate"}}, deny,
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
@@ -23,6 +24,9 @@ type Options struct {
 	Node      string // this node's name
 	ProxyName string // as in resolve.Config
 	Nodes     bool   // all of them, not this node's alone
+	// NeedsNodes reports whether an object needs all Nodes: they are read from the first one on, which waits for them, and
+	// where there is none of this node's name. nil: none does, and they aren't.
+	NeedsNodes func(source.Object) bool
 	// Kinds are read as well: of Namespace, Pod, NetworkPolicy and ClusterNetworkPolicy. Each is Batch.Unlisted until it
 	// has been listed, but for ClusterNetworkPolicies that the server doesn't serve.
 	Kinds []source.Kind
@@ -59,6 +63,24 @@ func (o Options) kinds() []resource {
 	return list
 }
 
+// counting returns the field selector of the Pods that an agent needs among those that a field selector matches: not
+// those that have ended, nor any before it has an address, or where pods are attached, before it has a node.
+func (o Options) counting(field string) string {
+	var l []fields.Selector
+	for _, phase := range []corev1.PodPhase{corev1.PodFailed, corev1.PodSucceeded} {
+		l = append(l, fields.OneTermNotEqualSelector("status.phase", string(phase)))
+	}
+	switch {
+	case field != "":
+		l = append(l, fields.ParseSelectorOrDie(field))
+	case o.Pods:
+		l = append(l, fields.OneTermNotEqualSelector("spec.nodeName", ""))
+	default:
+		l = append(l, fields.OneTermNotEqualSelector("status.podIP", ""))
+	}
+	return fields.AndSelectors(l...).String()
+}
+
 // Source reads the Kubernetes API.
 type Source struct {
 	options Options
@@ -83,13 +105,23 @@ func (s *Source) Run(ctx context.Context, deliver func(source.Batch)) error {
 	}
 	kinds := s.options.kinds()
 	n, words := newUpdates(kinds), strip.New()
-	words.Node = s.options.Node
+	n.nodes.needed, words.Node = s.options.NeedsNodes, s.options.Node
+	if s.options.Nodes {
+		n.nodes.needed = nil // they are read from the start
+	}
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	for _, r := range kinds {
+		run := (*stream).run
+		switch r.kind {
+		case source.Pod:
+			r.field = s.options.counting(r.field)
+		case source.Node:
+			run = (*stream).runNodes
+		}
 		st := newStream(r, c, n, words, s.options.budget(r.kind))
 		st.pause, st.retry = cmp.Or(s.pause, st.pause), cmp.Or(s.retry, st.retry)
-		streams.Go(func() { st.run(ctx) })
+		streams.Go(func() { run(st, ctx) })
 	}
 	if slices.Contains(s.options.Kinds, source.ClusterNetworkPolicy) {
 		streams.Go(func() { s.followOthers(ctx, c, n) })

@@ -76,7 +76,7 @@ func (s *stream) listPage(ctx context.Context, o metav1.ListOptions) (runtime.Ob
 	if err := s.pauses(ctx); err != nil {
 		return nil, err
 	}
-	l := s.begin()
+	l := s.begin(ctx)
 	version, err := s.each(ctx, s.resource, metav1.NamespaceAll, o, func(o source.Object) { s.admit(l, o, true) })
 	if err != nil {
 		s.failed(ctx, err)
@@ -99,7 +99,7 @@ func (s *stream) follow(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	}
 	s.well(s.kind)
 	if o.SendInitialEvents != nil && *o.SendInitialEvents {
-		w = newListing(w, s)
+		w = newListing(ctx, w, s)
 	}
 	s.opened(w, version)
 	return w, nil
@@ -240,11 +240,14 @@ type list struct {
 	differs map[types.NamespacedName]source.Object
 }
 
-// begin begins a list, and ends one that was not whole.
-func (s *stream) begin() *list {
+// begin begins a list, and ends one that was not whole. What a list brings whose ctx has ended is for nothing.
+func (s *stream) begin(ctx context.Context) *list {
 	first := !s.isListed(s.kind)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if ctx.Err() != nil {
+		return &list{}
+	}
 	if s.incoming = (&list{budget: s.budget}); !first || len(s.budget.spaces) > 0 { // or the one before was not whole
 		s.incoming = &list{budget: s.budget.empty(), differs: map[types.NamespacedName]source.Object{}}
 	}
@@ -301,7 +304,7 @@ func (s *stream) Replace([]any, string) error {
 		_, there := was.get(name)
 		changes = append(changes, update{source.Change{Key: s.key(name), Object: o}, !there})
 	}
-	s.replace(s.kind, append(append(changes, s.gone(was)...), s.substitutes()...))
+	s.replace(s.kind, append(append(changes, s.gone(was)...), s.substitutes()...), len(s.budget.spaces) == 0)
 	s.well(s.kind)
 	s.report()
 	return nil

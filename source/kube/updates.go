@@ -28,6 +28,7 @@ type updates struct {
 	problems []source.Problem // as delivered last
 	beyond   map[source.Kind][]source.Problem
 	others   *source.Problem // of policies that aren't evaluated
+	nodes    widening
 }
 
 // update is a change and whether the consumer has not been told of the object.
@@ -39,7 +40,7 @@ type update struct {
 func newUpdates(kinds []resource) *updates {
 	return &updates{notified: make(chan struct{}, 1), kinds: kinds, at: map[source.Key]int{},
 		beyond: map[source.Kind][]source.Problem{}, listed: map[source.Kind]bool{}, troubles: map[source.Kind]*trouble{},
-		start: time.Now()}
+		start: time.Now(), nodes: widening{begin: make(chan struct{})}}
 }
 
 // signal reports that there may be something to deliver.
@@ -65,6 +66,7 @@ func (n *updates) add(changes []update) {
 		n.seen = time.Now()
 	}
 	for _, c := range changes {
+		n.nodes.see(c.Object)
 		if i, ok := n.at[c.Key]; ok {
 			if c.first = n.changes[i].first; c.first && c.Object == nil {
 				n.forget(i)
@@ -114,11 +116,14 @@ func (n *updates) setOthers(p *source.Problem) {
 	n.signal()
 }
 
-// replace adds what a whole list of a kind changes.
-func (n *updates) replace(k source.Kind, changes []update) {
+// replace adds what a whole list of a kind changes, which may be empty.
+func (n *updates) replace(k source.Kind, changes []update, empty bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.listed[k] = true
+	if k == source.Node && empty {
+		n.nodes.need() // a name that no Node has can be told from a cluster without Nodes
+	}
 	n.add(changes)
 	n.signal()
 }
@@ -172,10 +177,14 @@ func (n *updates) collect() (b source.Batch, ok bool) {
 	was := n.problems
 	n.problems = n.trouble()
 	b.Problems = n.problems
-	if b.Waiting = !n.begun && len(n.missing(false)) > 0; b.Waiting {
+	waits := n.waitsForNodes()
+	if b.Waiting = !n.begun && (waits || len(n.missing(false)) > 0); b.Waiting {
 		return b, !slices.Equal(was, n.problems)
 	}
 	before := n.unlisted
+	if b.Unlisted = before; waits {
+		return b, !slices.Equal(was, n.problems)
+	}
 	if !n.begun || len(before) > 0 {
 		n.unlisted = n.missing(true)
 	}

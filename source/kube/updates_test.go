@@ -17,7 +17,7 @@ import (
 func TestCoalesces(t *testing.T) {
 	n := newUpdates(resources("a", ""))
 	for _, r := range n.kinds {
-		n.replace(r.kind, nil)
+		n.replace(r.kind, nil, false)
 	}
 	if b, ok := n.collect(); !ok || b.Waiting || len(b.Changes) > 0 {
 		t.Fatalf("the first batch is %v, %v", b, ok)
@@ -45,7 +45,7 @@ func TestFirstListIsDeliveredAsItComes(t *testing.T) {
 	kinds := Options{Node: "a", Kinds: []source.Kind{source.Namespace, source.Pod}}.kinds()
 	n := newUpdates(kinds)
 	for _, r := range kinds[:4] {
-		n.replace(r.kind, nil)
+		n.replace(r.kind, nil, false)
 	}
 	s := newStream(kinds[4], nil, n, strip.New(), newBudget(1<<20, 1<<20))
 	admit := func(l *list, version string, names ...string) {
@@ -68,18 +68,18 @@ func TestFirstListIsDeliveredAsItComes(t *testing.T) {
 			t.Errorf("%q, of which %q are not whole: want %q", got, b.Unlisted, want)
 		}
 	}
-	broken := s.begin()
+	broken := s.begin(t.Context())
 	admit(broken, "1", "x", "y")
 	delivered("x", "y")
 	admit(broken, "1", "z")
-	whole := s.begin()
+	whole := s.begin(t.Context())
 	admit(broken, "1", "stale")
 	admit(whole, "1", "x")
 	admit(whole, "2", "y")
 	delivered("z")
 	s.Replace(nil, "")
 	delivered("y", "z gone")
-	later := s.begin()
+	later := s.begin(t.Context())
 	admit(later, "3", "y", "w")
 	s.withdraw(later, types.NamespacedName{Name: "w"})
 	delivered()

@@ -25,9 +25,11 @@ func (t *trial) Design() result.Design {
 		Arms: []result.Arm{
 			{ID: armServices, Title: "Services", Style: 1, Text: "Services, EndpointSlices, ServiceCIDRs, and " +
 				"this node's Node"},
-			{ID: armNodes, Title: "Services, all Nodes", Style: 2, Text: "the same, and all Nodes, as by default"},
+			{ID: armNodes, Title: "Services, all Nodes", Style: 2, Text: "the same, and all Nodes, as for direct server " +
+				"return or a pod network of our own"},
 			{ID: armPolicies, Title: "Services and policies", Style: 3,
-				Text: "the same, and Pods, Namespaces, NetworkPolicies and ClusterNetworkPolicies"},
+				Text: "Services, this node's Node, and Pods, Namespaces, NetworkPolicies and ClusterNetworkPolicies, of which " +
+					"there is none"},
 		},
 		Rounds: p.Rounds, Measures: measures(), Aims: t.aims(), Method: t.method(), Missing: t.missing(),
 		Answer: t.answer(),

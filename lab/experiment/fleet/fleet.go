@@ -73,7 +73,7 @@ var arms = []string{armServices, armNodes, armPolicies}
 
 // options returns what a source reads in an arm.
 func options(arm, kubeconfig, node string) kube.Options {
-	o := kube.Options{Access: kube.Access{Kubeconfig: kubeconfig}, Node: node, Nodes: arm != armServices}
+	o := kube.Options{Access: kube.Access{Kubeconfig: kubeconfig}, Node: node, Nodes: arm == armNodes}
 	if arm == armPolicies {
 		o.Kinds = []source.Kind{source.Namespace, source.Pod, source.NetworkPolicy, source.ClusterNetworkPolicy}
 	}
