@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,14 +35,14 @@ func access(c *config.Config) (kube.Access, error) {
 }
 
 // api is the Kubernetes API as a source for a node, which logs to log, or nowhere where that is nil. Where connections
-// are proxied, an endpoint at another node's node port could lead to this one again without end: its address must be
-// known.
-func api(c *config.Config, node string, proxied bool, log *slog.Logger) (*kube.Source, kube.Access, error) {
+// end at the agent, an endpoint at another node's node port could lead to this one again without end: its address must
+// be known.
+func api(c *config.Config, set *resolve.Config, log *slog.Logger) (*kube.Source, kube.Access, error) {
 	a, err := access(c)
 	o := kube.Options{
-		Access: a, Node: node, ProxyName: c.Own.ServiceProxyName,
-		Nodes:          proxied || c.Network() || c.Own.DirectServerReturn,
-		NeedsNodes:     needsNodes(c),
+		Access: a, Node: set.Node, ProxyName: c.Own.ServiceProxyName,
+		Nodes:          set.Capabilities.Ends || c.Network() || c.Own.DirectServerReturn,
+		NeedsNodes:     needsNodes(c, set),
 		Pods:           c.Attaches(), // for their host ports
 		NamespaceBytes: c.Own.Limits.NamespaceBytes, Bytes: c.Own.Limits.Bytes, Log: log,
 	}
@@ -52,21 +53,29 @@ func api(c *config.Config, node string, proxied bool, log *slog.Logger) (*kube.S
 }
 
 // needsNodes returns which objects need the Nodes' pod ranges or addresses: Services with external IPs, which must not
-// be a pod's, ServiceCIDRs that were added to the cluster's first, which must hold none, and ClusterNetworkPolicies.
-func needsNodes(c *config.Config) func(source.Object) bool {
+// be a pod's, or with node ports, which this node serves at the others' addresses, too; ServiceCIDRs that were added to
+// the cluster's first, which must hold no pod; and ClusterNetworkPolicies.
+func needsNodes(c *config.Config, set *resolve.Config) func(source.Object) bool {
 	safe := c.Own.ExternalIPs == resolve.SafeExternalIPs
-	ranges := c.Policies() || safe && c.Proxy.ClusterCIDR == ""
+	some := c.Policies() || safe && c.Proxy.ClusterCIDR == ""
+	remote := set.Capabilities.NoRemote == "" && !set.MasqueradeAll
 	return func(o source.Object) bool {
 		switch o := o.(type) {
 		case *corev1.Service:
-			return ranges && safe && len(o.Spec.ExternalIPs) > 0
+			return some && (safe && len(o.Spec.ExternalIPs) > 0 || remote && hasNodePorts(o))
 		case *networkingv1.ServiceCIDR:
-			return ranges && o.Name != "kubernetes"
+			return some && o.Name != "kubernetes"
 		case *cnpv1.ClusterNetworkPolicy:
 			return true
 		}
 		return false
 	}
+}
+
+// hasNodePorts reports whether any node serves the node ports of a Service as well as another.
+func hasNodePorts(o *corev1.Service) bool {
+	return o.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal &&
+		slices.ContainsFunc(o.Spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort != 0 })
 }
 
 // podSource returns a source of the Nodes and Pods of a cluster, among other objects.
@@ -112,7 +121,7 @@ func openSource(c *config.Config, set *resolve.Config, log *slog.Logger) (source
 	if c.Own.Source != "" {
 		return manifest.New(c.Own.Source), nil, manifest.Check(c.Own.Source)
 	}
-	s, a, err := api(c, set.Node, set.Capabilities.Ends, log)
+	s, a, err := api(c, set, log)
 	if err == nil {
 		_, err = a.Config()
 	}
@@ -125,7 +134,7 @@ func load(ctx context.Context, c *config.Config, node string,
 	if c.Own.Source != "" {
 		return manifest.Load(c.Own.Source)
 	}
-	s, _, err := api(c, node, false, nil)
+	s, _, err := api(c, &resolve.Config{Node: node}, nil)
 	if err != nil {
 		return nil, nil, err
 	}

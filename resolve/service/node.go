@@ -19,6 +19,7 @@ type nodeState struct {
 	zone     unique.Handle[string] // by the label topology.kubernetes.io/zone; zero: not known
 	podsIn   families              // families in which pods are told from others
 	podsHere families              // families in which only this node's pods count as pods
+	remote   bool                  // node ports are served at other nodes' addresses, too
 	healthAt []netip.Addr          // where health checks are served; nil: at all addresses
 	problems []source.Problem      // of the Node object
 }
@@ -83,11 +84,11 @@ func (set *settings) remoteNodePorts(nodes map[string]peer, n *model.ServiceNode
 	return l
 }
 
-// locate reads the Node object, nil for none. nodes are all Nodes, ranges returns the Node's ServiceRanges; nil: none.
-// Parts equal to old's keep their pointer.
-func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
+// locate reads the Node object, nil for none. nodes are all Nodes, remote is whether node ports are served at their
+// addresses, and ranges returns the Node's ServiceRanges; nil: none. Parts equal to old's keep their pointer.
+func locate(set *settings, obj *corev1.Node, nodes map[string]peer, remote bool,
 	ranges func(*model.Node) ([]model.Range, []source.Problem), old *model.ServiceNode) *nodeState {
-	p := &nodeState{settings: set}
+	p := &nodeState{settings: set, remote: remote}
 	n := &model.ServiceNode{Node: &model.Node{Name: set.Node, Addresses: slices.Clone(set.Addresses),
 		Pods: set.ClusterCIDRs, PodInterfaces: set.PodInterfaces},
 		NodePorts: set.ranges, Localhost: set.localhost, DSR: set.DirectServerReturn}
@@ -128,7 +129,9 @@ func locate(set *settings, obj *corev1.Node, nodes map[string]peer,
 		n.ServiceRanges, wrong = ranges(n.Node)
 		p.problems = append(p.problems, wrong...)
 	}
-	n.RemoteNodePorts = set.remoteNodePorts(nodes, n)
+	if remote {
+		n.RemoteNodePorts = set.remoteNodePorts(nodes, n)
+	}
 	if old != nil && equalNode(n.Node, old.Node) {
 		n.Node = old.Node
 	}

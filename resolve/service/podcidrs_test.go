@@ -15,7 +15,7 @@ func TestPodCIDRsOfANode(t *testing.T) {
 	node := &corev1.Node{Spec: corev1.NodeSpec{PodCIDRs: []string{pods.String(), "10.244.2.0/99"}}}
 	for _, dsr := range []bool{false, true} {
 		set := &settings{Config: Config{DirectServerReturn: dsr, ClusterCIDRs: []netip.Prefix{other}}, podsConfigured: true}
-		p := locate(set, node, nil, nil, nil)
+		p := locate(set, node, nil, false, nil, nil)
 		if !slices.Equal(p.model.Pods, set.ClusterCIDRs) || slices.Contains(p.model.PodCIDRs, pods) != dsr ||
 			(len(p.problems) == 1) != dsr {
 			t.Errorf("direct %v: pods %v, behind %v, problems %v", dsr, p.model.Pods, p.model.PodCIDRs, p.problems)

@@ -209,7 +209,7 @@ func TestNodesKnowEachOther(t *testing.T) {
 	other := node(internalIPs("172.18.0.3", "fd18::3"), func(n *corev1.Node) { n.Name = "n2" })
 	for _, on := range []bool{true, false} {
 		r := resolved(Config{Node: "n1", DirectServerReturn: on, Addresses: addrs("127.0.0.1")},
-			node(internalIPs("172.18.0.2")), other, svc())
+			node(internalIPs("172.18.0.2")), other, svc(nodePort(30080)))
 		want := func(when string, list ...netip.Addr) {
 			t.Helper()
 			if !on {

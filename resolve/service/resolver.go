@@ -75,6 +75,7 @@ type addressUse struct {
 	api          map[netip.AddrPort]struct{}          // the API server's
 	podRanges    []netip.Prefix                       // sorted, none inside another
 	nodeIPs      map[netip.Addr]int                   // addresses of Nodes, how often each
+	remotes      int                                  // node ports that are served at other nodes' addresses, too
 	blocks       map[netip.Prefix]int                 // of addresses with endpoints, how many slices have some there
 }
 
@@ -122,7 +123,7 @@ func New(c Config) *Resolver {
 		config:   c,
 		set:      set,
 		hash:     hashName,
-		locality: locality{nodeState: locate(set, nil, nil, nil, nil), nodes: map[string]peer{}},
+		locality: locality{nodeState: locate(set, nil, nil, false, nil, nil), nodes: map[string]peer{}},
 		services: map[source.Key]*service{},
 		owners:   map[source.Key]*service{},
 		claimed: claimed{newClaims[model.Entry](entryBefore), newClaims[uint16](older),
@@ -320,7 +321,7 @@ func (r *Resolver) applyNode(obj *corev1.Node) {
 func (r *Resolver) locate() {
 	was := r.nodeState
 	r.staleProblems = true
-	r.nodeState = locate(r.set, r.object, r.nodes, r.serviceRanges, was.model)
+	r.nodeState = locate(r.set, r.object, r.nodes, was.remote, r.serviceRanges, was.model)
 	before := *was.model
 	now := r.nodeState.model
 	before.Nodes, before.RemoteNodePorts, before.ServiceRanges = now.Nodes, now.RemoteNodePorts, now.ServiceRanges
@@ -398,6 +399,13 @@ func (r *Resolver) claim(s *service, add bool) {
 		if s.refused[i] == "" {
 			r.moveEntry(s, i, add)
 		}
+		switch {
+		case s.entries[i].via != viaNodePort || s.external:
+		case add:
+			r.remotes++
+		default:
+			r.remotes--
+		}
 	}
 	for i := range s.groups {
 		for scope, p := range s.groups[i].pools {
@@ -462,6 +470,10 @@ func (r *Resolver) settle() model.Delta {
 	r.admit()
 	for i := 0; i < len(r.changed); i++ { // more may come
 		r.syncClaims(r.changed[i])
+	}
+	if remote := r.remotes > 0; remote != r.nodeState.remote {
+		r.nodeState.remote = remote
+		r.locate()
 	}
 	r.findLoops()
 	slices.SortFunc(r.changed, func(a, b *service) int {
