@@ -1,12 +1,15 @@
 package test_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -85,13 +88,26 @@ func enforced(t *testing.T, ns *netns.Namespace, flags []string, profiles string
 		return json.Unmarshal([]byte(pageIn(ns, "/status")), &s) == nil && s.done()
 	})
 	elapsed := time.Since(began)
+	used := a.used()
 	_, peak := a.resident()
 	time.Sleep(*scaleRest)
 	now, _ := a.resident()
-	t.Logf("enforced after %s, %d facts; %d MiB resident, %d at most; %v", elapsed.Round(time.Millisecond), s.held(),
-		now>>20, peak>>20, s.Policies.Parts)
+	t.Logf("enforced after %s, %s of processor time, %d facts; %d MiB resident, %d at most; %v",
+		elapsed.Round(time.Millisecond), used, s.held(), now>>20, peak>>20, s.Policies.Parts)
 	profile("heap", "/debug/pprof/heap?gc=1")
 	return s
+}
+
+// used returns the agent's processor time.
+func (c *coldStart) used() time.Duration {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.pid))
+	if err != nil {
+		c.t.Error(err)
+	}
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // from the third on
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
 // scaleState is what an agent's status page says.

@@ -4,7 +4,7 @@
 package strip
 
 import (
-	"fmt"
+	"encoding/binary"
 	"maps"
 	"slices"
 	"strings"
@@ -29,6 +29,8 @@ type Words struct {
 	known      map[string]*string
 	labels     map[string]map[string]string
 	containers map[string][]corev1.Container
+	key        []byte   // of the last set of labels or list of containers
+	keys       []string // of the last set of labels
 }
 
 // How many words, and how many sets of labels or lists of containers, are remembered at a time. Of a large cluster that
@@ -63,11 +65,15 @@ func (w *Words) set(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
 	}
-	var b strings.Builder
-	for _, k := range slices.Sorted(maps.Keys(m)) {
-		b.WriteString(k + "=" + m[k] + ",")
+	w.key, w.keys = w.key[:0], slices.AppendSeq(w.keys[:0], maps.Keys(m))
+	slices.Sort(w.keys)
+	for _, k := range w.keys {
+		w.key = append(append(append(append(w.key, k...), '='), m[k]...), ',')
 	}
-	return once(w.labels, b.String(), m, maxSets)
+	if old, ok := w.labels[string(w.key)]; ok {
+		return old
+	}
+	return once(w.labels, string(w.key), m, maxSets)
 }
 
 // once returns what is known under key, which v becomes if nothing is. At most so many are known.
@@ -295,6 +301,13 @@ func (w *Words) pod(o *corev1.Pod) {
 
 // ports keeps the containers' names, ports and restart policies. The type is large, so pods that are alike share them.
 func (w *Words) ports(cs []corev1.Container) (out []corev1.Container) {
+	w.key = w.key[:0]
+	for i := range cs {
+		w.key = appendContainer(w.key, &cs[i])
+	}
+	if old, ok := w.containers[string(w.key)]; ok {
+		return old
+	}
 	for _, c := range cs {
 		c = corev1.Container{Name: w.text(c.Name), Ports: slices.Clone(c.Ports), RestartPolicy: c.RestartPolicy}
 		for i := range c.Ports {
@@ -302,11 +315,25 @@ func (w *Words) ports(cs []corev1.Container) (out []corev1.Container) {
 		}
 		out = append(out, c)
 	}
-	var b strings.Builder
-	for _, c := range out {
-		fmt.Fprintf(&b, "%q %v %s;", c.Name, c.Ports, restart(c.RestartPolicy))
+	return once(w.containers, string(w.key), out, maxSets)
+}
+
+// appendContainer appends what is kept of a container to a key. Lengths tell texts apart.
+func appendContainer(key []byte, c *corev1.Container) []byte {
+	text := func(s string) {
+		key = append(binary.AppendUvarint(key, uint64(len(s))), s...)
 	}
-	return once(w.containers, b.String(), out, maxSets)
+	text(c.Name)
+	text(string(restart(c.RestartPolicy)))
+	key = binary.AppendUvarint(key, uint64(len(c.Ports)))
+	for i := range c.Ports {
+		p := &c.Ports[i]
+		text(p.Name)
+		text(string(p.Protocol))
+		text(p.HostIP)
+		key = binary.AppendVarint(binary.AppendVarint(key, int64(p.HostPort)), int64(p.ContainerPort))
+	}
+	return key
 }
 
 func restart(p *corev1.ContainerRestartPolicy) corev1.ContainerRestartPolicy {
