@@ -45,8 +45,7 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 		return cmp.Compare(min(1, len(b.Repeats)), min(1, len(a.Repeats)))
 	})
 	for i, e := range experiments {
-		s.Ended = time.Now().Round(0)
-		if err := s.Write(dir); err != nil {
+		if err := saveSuite(dir, &s); err != nil { // for a run that is killed
 			return dir, err
 		}
 		if o.Exact && !e.Exact {
@@ -60,11 +59,20 @@ func RunAll(ctx context.Context, experiments []experiment.Experiment, o experime
 		fmt.Fprintf(o.Output, "%s (%d of %d)\n", e.Name, i+1, len(experiments))
 		s.Parts = append(s.Parts, runPart(limited, e, o))
 	}
-	s.Ended, s.Outcome = time.Now().Round(0), ""
+	s.Outcome = ""
 	if ctx.Err() != nil {
 		s.Outcome = "it was interrupted"
 	}
-	return dir, errors.Join(ctx.Err(), s.Write(dir), report.BuildSuite(dir))
+	return dir, errors.Join(ctx.Err(), saveSuite(dir, &s))
+}
+
+// saveSuite writes a suite as it is by now, and its page.
+func saveSuite(dir string, s *report.Suite) error {
+	s.Ended = time.Now().Round(0)
+	if err := s.Write(dir); err != nil {
+		return err
+	}
+	return report.BuildSuite(dir)
 }
 
 // uncounted is why an exact run leaves an experiment out.

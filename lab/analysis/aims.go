@@ -163,15 +163,15 @@ func over(seed uint64, of result.Metric, g *cellBlocks, under result.Metric, oth
 	return &e, nil
 }
 
-// sum is a cell's number, less another's, plus a third one's. What is taken away is taken round by round where they
-// share at least 5 rounds.
+// sum is a cell's number, less another's, plus a third one's: of what is counted, of the numbers themselves. Else what
+// is taken away is taken round by round where they share at least 5 rounds.
 func sum(seed uint64, a result.Aim, g *cellBlocks, of func(*result.CellRef) (*cellBlocks, result.Metric),
 	groups []*cellBlocks, d result.Design) (*stats.Estimate, error) {
 	own, err := g.numbers(a.Of, groups, d)
 	if err != nil {
 		return nil, err
 	}
-	samples, signs := [][]float64{own}, []float64{1}
+	samples, signs, counted := [][]float64{own}, []float64{1}, g.counted
 	for _, part := range []struct {
 		ref  *result.CellRef
 		sign float64
@@ -193,14 +193,19 @@ func sum(seed uint64, a result.Aim, g *cellBlocks, of func(*result.CellRef) (*ce
 		if err != nil || len(l) == 0 {
 			return nil, err
 		}
-		samples, signs = append(samples, l), append(signs, part.sign)
+		samples, signs, counted = append(samples, l), append(signs, part.sign), counted && o.counted
 	}
-	e := stats.Bootstrap(seed, func(s ...[]float64) (v float64) {
+	value := func(s ...[]float64) (v float64) {
 		for i, l := range s {
 			v += signs[i] * stats.Median(l)
 		}
 		return v
-	}, samples...)
+	}
+	if counted && len(own) > 0 {
+		e := exact(value(samples...))
+		return &e, nil
+	}
+	e := stats.Bootstrap(seed, value, samples...)
 	if e.N == 0 {
 		return nil, nil
 	}

@@ -258,7 +258,9 @@ func group(r result.Run) ([]*cellBlocks, error) {
 
 // newCell is a cell of b's, without blocks.
 func newCell(d result.Design, m result.Measure, b result.Block) *cellBlocks {
-	g := &cellBlocks{measure: m, arm: b.Arm, params: b.Params, counted: d.Counts(m)}
+	kind, _ := m.Stat.Split() // an exact run counts events of each operation, too
+	g := &cellBlocks{measure: m, arm: b.Arm, params: b.Params,
+		counted: d.Counts(m) || d.Exact && kind == result.KindCounter}
 	x, err := strconv.ParseFloat(b.Params[d.Vary.Param], 64)
 	if g.hasX = err == nil && !math.IsInf(x, 0) && !math.IsNaN(x); g.hasX {
 		g.x = x
