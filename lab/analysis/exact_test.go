@@ -146,11 +146,12 @@ func TestCountedAimsAreNeverUnclear(t *testing.T) {
 // So is one of events, and one of a difference: three rounds are enough for both.
 func TestCountedEventsAreNeverUnclear(t *testing.T) {
 	packets := func(id string, bound float64, less *result.CellRef) result.Aim {
-		return result.Aim{ID: id, Measure: "packets", Arm: "nft", Params: at("10"), Of: result.Value, Less: less, Bound: bound}
+		return result.Aim{ID: id, Measure: "packets", Arm: "nft", Params: at("10"), Of: result.Value, Less: less,
+			Bound: bound}
 	}
 	direct := &result.CellRef{Arm: "direct"}
-	r := countedRun(t, 1200, 900, 300, packets("just", 4, nil), packets("by little", 3.99, nil), packets("less", 2, direct),
-		packets("too much", 1.99, direct))
+	r := countedRun(t, 1200, 900, 300, packets("just", 4, nil), packets("by little", 3.99, nil),
+		packets("less", 2, direct), packets("too much", 1.99, direct))
 	for _, b := range r.Blocks {
 		n := map[string]float64{"direct": 2, "nft": 4}[b.Arm]
 		if b.Measure == "crr" && n > 0 {
