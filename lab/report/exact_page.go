@@ -355,8 +355,11 @@ func (c *counts) noise(r run) (words string) {
 		half = max(half, r.summary.Resolution[m.ID].Half)
 	}
 	words = " The run by time resolves " + plusMinus(half) + " (A/A)"
-	if r.summary.Noise.Noisy {
-		words += ", and was noisy: " + strings.Join(r.summary.Noise.Why, "; ")
+	if why := r.summary.Noise.Why; r.summary.Noise.Noisy {
+		words += ", and was noisy: " + why[0] // what each measure can't tell is one more
+		if len(why) > 1 {
+			words += fmt.Sprintf(", and %s", plural(len(why)-1, "further reason"))
+		}
 	}
 	return words + "."
 }

@@ -94,4 +94,18 @@ func TestConnectDesign(t *testing.T) {
 	}
 }
 
+// A quick exact run without a choice of layouts writes few of them; one with a choice has all to choose from.
+func TestQuickExactLayouts(t *testing.T) {
+	for _, tt := range []struct {
+		o    experiment.Options
+		want []classic.Layout
+	}{{experiment.Options{Exact: true, Quick: true}, []classic.Layout{classic.IPTables19}},
+		{experiment.Options{Exact: true}, layouts}, {experiment.Options{Quick: true}, layouts},
+		{experiment.Options{Exact: true, Quick: true, Layouts: []string{"nft-classic"}}, layouts}} {
+		if got := compared(tt.o); !slices.Equal(got, tt.want) {
+			t.Errorf("%+v: layouts %v, want %v", tt.o, got, tt.want)
+		}
+	}
+}
+
 func TestMain(m *testing.M) { labtest.Main(m) }
