@@ -74,6 +74,31 @@ func TestExactPageHasNoEmptyColumns(t *testing.T) {
 	}
 }
 
+// Where nothing is varied, each kernel has a column.
+func TestExactPageOfNothingVaried(t *testing.T) {
+	var runs []string
+	for _, kernel := range []string{"6.12.95+deb12-cloud-amd64", "6.1.0-50-cloud-amd64"} {
+		dir := exactRun(t, kernel, map[string][2]float64{"direct": {100_000, 50_000}, "ebpf": {90_000, 40_000}})
+		path := filepath.Join(dir, "blocks.jsonl")
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		none := bytes.ReplaceAll(b, []byte(`"params":{"services":"10"},`), nil)
+		if err := os.WriteFile(path, none, 0o644); err != nil || bytes.Equal(none, b) {
+			t.Fatalf("%v\n%s", err, b)
+		}
+		runs = append(runs, dir)
+	}
+	page, err := ExactPage(append(runs, madeUp(t, 9, nil)))
+	for _, want := range []string{"|  | Linux 6.12.95 | Linux 6.1.0-50 |", "| ebpf | 90,000 (0.900) | 90,000 (0.900) |",
+		"| part | direct | ebpf |", "Not counted: Linux 6.12.95: direct again, nftables;"} {
+		if err != nil || !strings.Contains(page, want) {
+			t.Errorf("the page doesn't say %q: %v\n%s", want, err, page)
+		}
+	}
+}
+
 // Several runs in one kernel fill one table; of what both have, the first counts.
 func TestExactPageOfOneKernel(t *testing.T) {
 	page, err := ExactPage([]string{
