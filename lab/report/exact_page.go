@@ -121,11 +121,14 @@ func addRun(all []*counts, r run) []*counts {
 
 // exactRuns writes which runs a page is of.
 func exactRuns(b *document, all []*counts) {
-	t := &table{Head: []string{"", "kernel", "program", "command"}}
+	t, programs := &table{Head: []string{"", "kernel", "program", "command"}}, map[string]bool{}
 	add := func(kind, kernel string, r run) {
 		program := commitName(r.manifest.Build)
 		if r.manifest.Build.Commit == "" && r.manifest.Build.Binary != "" { // two runs of one program show it
 			program = "SHA-256 " + r.manifest.Build.Binary[:min(12, len(r.manifest.Build.Binary))]
+		}
+		if r.summary.Design.Exact {
+			programs[program] = true
 		}
 		t.Rows = append(t.Rows, []cell{{Text: kind}, {Text: kernel}, {Text: program},
 			{Text: strings.Join(r.manifest.Command, " ")}})
@@ -140,7 +143,12 @@ func exactRuns(b *document, all []*counts) {
 			add("by time", shortKernel(kernelName(r.manifest.Machine)), r)
 		}
 	}
-	b.say("## Runs\n\n%s", t.markdown())
+	words := "The exact runs are of one program."
+	if len(programs) > 1 {
+		words = fmt.Sprintf("The exact runs are of %s: between numbers of two of them is all that changed in these.",
+			plural(len(programs), "program"))
+	}
+	b.say("## Runs\n\n%s\n\n%s", words, t.markdown())
 }
 
 // write writes the section of an experiment.

@@ -24,7 +24,7 @@ func TestExactPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"can't see**: caches",
+		"can't see**: caches", "The exact runs are of one program.",
 		"|  | Linux 6.12.1, 10 Services | Linux 6.1.9, 10 Services |",
 		"| direct | 100,000 | 100,000 |", "| nftables | – | 121,000 (1.210) |", "| ebpf | 90,000 (0.900) | – |",
 		"parts, Linux 6.12.1", "| TCP | 50,000 | 40,000 |", "| TCP | 51,000 | 52,000 |",
@@ -101,10 +101,21 @@ func TestExactPageOfNothingVaried(t *testing.T) {
 
 // Several runs in one kernel fill one table; of what both have, the first counts.
 func TestExactPageOfOneKernel(t *testing.T) {
+	second := exactRun(t, "6.12.1", map[string][2]float64{"direct": {50_000, 1}, "ebpf": {10_000, 1},
+		"nftables": {60_000, 1}})
+	path := filepath.Join(second, result.ManifestFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = bytes.Replace(b, []byte(`"machine": {`), []byte(`"build": {"commit": "0123abc"}, "machine": {`), 1)
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	page, err := ExactPage([]string{
-		exactRun(t, "6.12.1", map[string][2]float64{"direct": {100_000, 1}, "ebpf": {90_000, 1}}),
-		exactRun(t, "6.12.1", map[string][2]float64{"direct": {50_000, 1}, "ebpf": {10_000, 1}, "nftables": {60_000, 1}})})
-	for _, want := range []string{"| direct | 100,000 |", "| ebpf | 90,000 (0.900) |", "| nftables | 60,000 (1.200) |"} {
+		exactRun(t, "6.12.1", map[string][2]float64{"direct": {100_000, 1}, "ebpf": {90_000, 1}}), second})
+	for _, want := range []string{"| 0123abc |", "The exact runs are of 2 programs", "| direct | 100,000 |",
+		"| ebpf | 90,000 (0.900) |", "| nftables | 60,000 (1.200) |"} {
 		if err != nil || !strings.Contains(page, want) {
 			t.Errorf("the page doesn't say %q: %v\n%s", want, err, page)
 		}

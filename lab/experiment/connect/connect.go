@@ -83,8 +83,8 @@ type trial struct {
 
 var layouts = []classic.Layout{classic.IPTables19, classic.IPTables, classic.NFTables}
 
-// compared returns the layouts to choose from: without a choice, a quick exact run has those that an aim is about, since
-// others take an emulated processor long to write.
+// compared returns the layouts to choose from: without a choice, a quick exact run has those that an aim is about,
+// since others take an emulated processor long to write.
 func compared(o experiment.Options) []classic.Layout {
 	if o.Exact && o.Quick && o.Layouts == nil {
 		return []classic.Layout{classic.IPTables19}
@@ -94,7 +94,8 @@ func compared(o experiment.Options) []classic.Layout {
 
 // newTrial finds out what this machine can do.
 func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p profile) (experiment.Trial, error) {
-	s, err := experiment.NewGrid(ctx, b, o, p.Services, 0, compared(o), experiment.ArmEBPF, experiment.ArmNFTables, "iptables")
+	s, err := experiment.NewGrid(ctx, b, o, p.Services, 0, compared(o), experiment.ArmEBPF, experiment.ArmNFTables,
+		"iptables")
 	if err != nil {
 		return nil, err
 	}
