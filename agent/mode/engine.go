@@ -148,18 +148,18 @@ func EngineOf(name string) (Engine, error) {
 }
 
 // ChooseEngine returns the engine of that name, or for Auto and "" the first that the calling thread's network
-// namespace supports, beside a mode of Services, and says why it was chosen: beside mode ebpf, the engine ebpf comes
-// first, since others' hooks disable that mode's fast path.
-func ChooseEngine(ctx context.Context, name string, beside Mode) (e Engine, why string, err error) {
+// namespace supports, and says why it was chosen. Beside a fast path the engine ebpf comes first, since others' hooks
+// disable it.
+func ChooseEngine(ctx context.Context, name string, fastPath bool) (e Engine, why string, err error) {
 	if name = cmp.Or(name, Auto); name != Auto {
 		e, err = EngineOf(name)
 		return e, "asked for", err
 	}
 	var passed []error
-	order := EngineNames()
-	if beside.Name == fastPath {
-		i := slices.Index(order, fastPath)
-		order = slices.Insert(slices.Delete(order, i, i+1), 0, fastPath)
+	order, why := EngineNames(), ""
+	if fastPath {
+		i := slices.Index(order, "ebpf")
+		order, why = slices.Insert(slices.Delete(order, i, i+1), 0, "ebpf"), ", for mode ebpf's fast path"
 	}
 	for _, name := range order {
 		if e, err = EngineOf(name); err != nil {
@@ -167,16 +167,13 @@ func ChooseEngine(ctx context.Context, name string, beside Mode) (e Engine, why 
 		}
 		if err = e.Probe(ctx); err == nil {
 			return e, strings.Join(append([]string{"auto: the first of " + strings.Join(order, ", ") +
-				" that this kernel supports beside mode " + beside.Name}, lines(passed)...), "; "), nil
+				" that this kernel supports" + why}, lines(passed)...), "; "), nil
 		}
 		passed = append(passed, fmt.Errorf("not %s: %w", e.Name, err))
 	}
 	return Engine{}, "", fmt.Errorf("no policy engine is supported here: %w; set policy.mode to Ignore to serve Services "+
 		"alone", errors.Join(passed...))
 }
-
-// fastPath is the mode with a fast path, and the engine whose program that calls.
-const fastPath = "ebpf"
 
 // Open opens the engine's plane for the calling thread's network namespace.
 func (e Engine) Open(log *slog.Logger) (*PolicyPlane, error) {

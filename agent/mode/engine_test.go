@@ -79,23 +79,28 @@ func TestEnginesByName(t *testing.T) {
 		!strings.Contains(err.Error(), Auto) {
 		t.Errorf("an unknown engine: %v", err)
 	}
-	if _, _, err := ChooseEngine(t.Context(), "pigeons", Mode{}); err == nil {
+	if _, _, err := ChooseEngine(t.Context(), "pigeons", false); err == nil {
 		t.Error("an unknown engine is chosen")
 	}
 }
 
-// Beside mode ebpf, whose fast path calls its program, the engine ebpf is chosen; beside others the first.
-func TestEngineBesideMode(t *testing.T) {
+// Beside mode ebpf's fast path, which calls its program, the engine ebpf is chosen; else the first.
+func TestEngineBesideFastPath(t *testing.T) {
 	node := netnstest.New(t)
-	for beside, want := range map[string]string{"nftables": "nftables", "iptables": "nftables", "ebpf": "ebpf"} {
-		m, err := Of(beside)
+	for _, c := range []struct {
+		mode   string
+		o      Options
+		engine string
+	}{{mode: "nftables", engine: "nftables"}, {mode: "iptables", engine: "nftables"}, {mode: "ebpf", engine: "ebpf"},
+		{"ebpf", Options{NoFastPath: true}, "nftables"}} {
+		m, err := Of(c.mode)
 		if err != nil {
 			t.Fatal(err)
 		}
 		err = node.Do(func() error {
-			e, why, err := ChooseEngine(t.Context(), Auto, m)
-			if e.Name != want || !strings.Contains(why, "beside mode "+beside) {
-				t.Errorf("beside mode %s: engine %s, %s", beside, e.Name, why)
+			e, why, err := ChooseEngine(t.Context(), Auto, m.FastPath(c.o))
+			if e.Name != c.engine || strings.Contains(why, "fast path") != (c.engine == "ebpf") {
+				t.Errorf("beside mode %s with %+v: engine %s, %s", c.mode, c.o, e.Name, why)
 			}
 			return err
 		})

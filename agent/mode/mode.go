@@ -146,6 +146,11 @@ func WithFallback[K, L dataplane.Key, V, W comparable, P ServicePlane[K, V], Q S
 // Default is the mode of those who choose none.
 const Default = "nftables"
 
+// FastPath reports whether packets to pods may bypass the host stack in the mode with these options.
+func (m Mode) FastPath(o Options) bool {
+	return m.Name == "ebpf" && !o.NoFastPath && ebpf.Redirects()
+}
+
 // All returns all modes.
 func All() (l []Mode) {
 	for _, m := range modes {

@@ -48,8 +48,8 @@ type FastPath struct {
 }
 
 // ReadFastPath reports whether the programs at devices, of a folder of maps, redirect packets in the calling thread's
-// network namespace. The options are those of the programs.
-func ReadFastPath(folder string, devices []Device, o Options) (*FastPath, error) {
+// network namespace. network is Options.PodNetwork of the programs.
+func ReadFastPath(folder string, devices []Device, network bool) (*FastPath, error) {
 	m, err := bpf.Pinned[uint32, uint32](filepath.Join(folder, pinNames[deviceMapFlPods]))
 	if m == nil {
 		return nil, err
@@ -59,7 +59,7 @@ func ReadFastPath(folder string, devices []Device, o Options) (*FastPath, error)
 	if err := bpf.ReadAll(m, func(index, id uint32) { leave[index] = id }); err != nil {
 		return nil, err
 	}
-	p, err := reporterOf(folder, fastPathName, o)
+	p, err := reporterOf(folder, fastPathName)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func ReadFastPath(folder string, devices []Device, o Options) (*FastPath, error)
 	if err != nil {
 		return nil, err
 	}
-	by, err := runFastPath(p, reportContext{Ifindex: 1, CB: [5]uint32{1: hooks, 2: bpf.Flag(o.PodNetwork)}})
+	by, err := runFastPath(p, reportContext{Ifindex: 1, CB: [5]uint32{1: hooks, 2: bpf.Flag(network)}})
 	if err != nil {
 		return nil, err
 	}

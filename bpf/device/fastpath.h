@@ -457,10 +457,9 @@ struct hook_report {
 
 const struct hook_report unused_report __attribute__((unused));
 
-/* Fills in the names of a hook's table and chain, by the role of its function. */
-static __always_inline void name_chain(struct hook_report *r, struct nf_hook_entry *entry)
+/* Fills in the names of a hook's table and chain. */
+static __always_inline void name_chain(struct hook_report *r, struct nf_hook_entry *entry, enum hook_role role)
 {
-	enum hook_role role = hook_role_of(r->function);
 	void *of = entry->priv, *table;
 
 	if (role == HOOK_TABLE && has_field(xt_table, name))
@@ -479,7 +478,8 @@ static __always_inline void name_chain(struct hook_report *r, struct nf_hook_ent
 /*
  * Reports one of netfilter's hooks behind the link-layer header of the packet that it is run with: cb[0] is whether of
  * IPv6, cb[1] the point of the stack, cb[2] the hook's number there, from 0; cb[3] is pod_network of the programs at
- * devices. Returns how many hooks there are. The agent runs it (BPF_PROG_TEST_RUN); it is attached nowhere.
+ * devices, cb[4] the role of its function where that is known. Returns how many hooks there are. The agent runs it
+ * (BPF_PROG_TEST_RUN); it is attached nowhere.
  */
 SEC("tc")
 int hook(struct __sk_buff *skb)
@@ -506,10 +506,10 @@ int hook(struct __sk_buff *skb)
 		   struct nf_hook_ops);
 	r.function = (__u64)entry->hook;
 	r.priority = ops->priority;
-	r.acting = !is_idle_hook(entry, ops, kernels, skb->cb[1], skb->cb[0]) &&
-		   !(skb->cb[3] && is_guard_hook(ops, skb->cb[1]));
+	r.acting = all->num_hook_entries > MAX_HOOKS ||
+		   !is_idle_hook(entry, ops, kernels, skb->cb[1], skb->cb[0], skb->cb[3]);
 	BPF_SNPRINTF((char *)r.symbol, sizeof(r.symbol), "%ps", r.function);
-	name_chain(&r, entry);
+	name_chain(&r, entry, skb->cb[4]);
 	bpf_skb_store_bytes(skb, sizeof(struct ethhdr), &r, sizeof(r), 0);
 	return all->num_hook_entries;
 }

@@ -105,14 +105,15 @@ func (h Hook) role() deviceHookRole {
 }
 
 // ReadHooks returns the hooks of netfilter that forwarded packets of both families pass in the calling thread's network
-// namespace, in their order, as the programs at devices with these options know them that work on the maps in a folder.
-func ReadHooks(folder string, o Options) (l []Hook, err error) {
-	p, err := reporterOf(folder, hookName, o)
+// namespace, in their order, as the programs at devices know them that work on the maps in a folder. network is
+// Options.PodNetwork of the programs.
+func ReadHooks(folder string, network bool) (l []Hook, err error) {
+	p, err := reporterOf(folder, hookName)
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
-	return readHooks(p, o.PodNetwork)
+	return readHooks(p, network)
 }
 
 // SurveyHooks returns the hooks as ReadHooks does, where no programs need be at devices.
@@ -126,7 +127,7 @@ func SurveyHooks() ([]Hook, error) {
 		return nil, fmt.Errorf("bpf: make map %s: %w", deviceMapFlHooks, bpf.Explain(err))
 	}
 	defer m.Close()
-	programs, err := loadReporters(m, NetfilterModules())
+	programs, err := loadReporters(m)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +149,12 @@ func readHooks(p *ebpf.Program, network bool) (l []Hook, err error) {
 			in := reportContext{Ifindex: 1, CB: [5]uint32{bpf.Flag(family == unix.AF_INET6), point, 0, bpf.Flag(network)}}
 			for n := uint32(1); in.CB[2] < n; in.CB[2]++ {
 				var h Hook
-				if h, n, err = readHook(p, in); err != nil {
+				if h, n, err = readHook(p, in); err == nil && h.role() != deviceHookRoleHOOK_UNKNOWN {
+					named := in
+					named.CB[4] = uint32(h.role())
+					h, n, err = readHook(p, named)
+				}
+				if err != nil {
 					return nil, err
 				}
 				if in.CB[2] < n {
@@ -188,9 +194,10 @@ func Acting(hooks []Hook, family uint8) []Hook {
 }
 
 // WriteHooks has the programs at devices, which work on the maps in a folder, know the functions of the hooks that are
-// in the calling thread's network namespace now. What they don't know counts as handling packets.
+// in the calling thread's network namespace now, and no others: the address of one that is gone may be another's. What
+// they don't know counts as handling packets.
 func WriteHooks(folder string) error {
-	l, err := ReadHooks(folder, Options{})
+	l, err := ReadHooks(folder, false)
 	if bpf.Absent(err) {
 		return nil
 	}
@@ -207,7 +214,7 @@ func WriteHooks(folder string) error {
 		return fmt.Errorf("bpf: read map %s: %w", deviceMapFlHooks, err)
 	}
 	roles := rolesOf(l)
-	if knows(held, roles) {
+	if holds(held, roles) {
 		return nil
 	}
 	if err := m.Put(uint32(0), slotted(roles)); err != nil {
@@ -235,14 +242,20 @@ func slot(multiplier, function uint64, role deviceHookRole) (at, value uint64) {
 // functionShift is FUNCTION_SHIFT.
 const functionShift = 58
 
-// knows reports whether a table has these functions in their roles.
-func knows(f deviceHookFunctions, roles map[uint64]deviceHookRole) bool {
+// holds reports whether a table has these functions in their roles, and no others.
+func holds(f deviceHookFunctions, roles map[uint64]deviceHookRole) bool {
+	used := 0
+	for _, value := range f.Slots {
+		if value != 0 {
+			used++
+		}
+	}
 	for function, role := range roles {
 		if at, value := slot(f.Multiplier, function, role); f.Slots[at] != value {
 			return false
 		}
 	}
-	return true
+	return used == len(roles)
 }
 
 // slotted returns the table of functions, each in a slot of its own, which some odd multiplier leads it to.
@@ -253,7 +266,7 @@ func slotted(roles map[uint64]deviceHookRole) (f deviceHookFunctions) {
 			at, value := slot(f.Multiplier, function, role)
 			f.Slots[at] = value
 		}
-		if knows(f, roles) {
+		if holds(f, roles) {
 			return f
 		}
 	}

@@ -92,6 +92,7 @@ static __always_inline bool is_empty_chain(struct nf_hook_ops *ops)
 static __always_inline bool is_empty_table(void *table, int hook, bool six)
 {
 	__u32 first, policy;
+	__s32 verdict;
 	void *info;
 
 	if (!has_field(xt_table, private) || !has_field(xt_table_info, hook_entry) ||
@@ -100,8 +101,11 @@ static __always_inline bool is_empty_table(void *table, int hook, bool six)
 	info = (void *)word_at(table + bpf_core_field_offset(struct xt_table, private));
 	first = word_at(info + bpf_core_field_offset(struct xt_table_info, hook_entry) + hook * sizeof(__u32));
 	policy = word_at(info + bpf_core_field_offset(struct xt_table_info, underflow) + hook * sizeof(__u32));
-	return first == policy && (__s32)word_at(info + bpf_core_field_offset(struct xt_table_info, entries) + first +
-						 (six ? IP6T_ENTRY : IPT_ENTRY) + XT_VERDICT) == XT_ACCEPT;
+	verdict = word_at(info + bpf_core_field_offset(struct xt_table_info, entries) + first +
+			  (six ? IP6T_ENTRY : IPT_ENTRY) + XT_VERDICT);
+	/* A table that was replaced meanwhile may be another's memory. */
+	return first == policy && verdict == XT_ACCEPT &&
+	       word_at(table + bpf_core_field_offset(struct xt_table, private)) == (__u64)info;
 }
 
 /*
@@ -152,22 +156,6 @@ static __always_inline enum hook_role hook_role_of(__u64 function)
 	return slot >> 8 == function << 8 >> 8 ? slot & 0xff : HOOK_UNKNOWN;
 }
 
-/* Returns whether a hook leaves a plain packet as it is. */
-static __always_inline bool is_idle_hook(struct nf_hook_entry *entry, struct nf_hook_ops *ops, struct sk_buff *skb,
-					 int hook, bool six)
-{
-	switch (hook_role_of((__u64)entry->hook)) {
-	case HOOK_IDLE:
-		return true;
-	case HOOK_CHAIN:
-		return is_empty_chain(ops);
-	case HOOK_TABLE:
-		return is_empty_table(entry->priv, hook, six);
-	default:
-		return hook == NF_INET_POST_ROUTING && is_apparmor_hook(ops, skb);
-	}
-}
-
 /*
  * Returns whether a hook is that of the pod network's source validation, by its priority, which no other owner has
  * (dataplane/network/guard). It drops what a pod sends from other addresses than its own, and what leaves a tunnel from
@@ -179,6 +167,22 @@ static __always_inline bool is_guard_hook(struct nf_hook_ops *ops, int hook)
 	return hook == NF_INET_PRE_ROUTING && ops->priv && ops->priority == GUARD_PRIORITY;
 }
 
+/* Returns whether a hook leaves a plain packet as it is. own_network is pod_network of the programs at devices. */
+static __always_inline bool is_idle_hook(struct nf_hook_entry *entry, struct nf_hook_ops *ops, struct sk_buff *skb,
+					 int hook, bool six, bool own_network)
+{
+	switch (hook_role_of((__u64)entry->hook)) {
+	case HOOK_IDLE:
+		return !ops->priv;
+	case HOOK_CHAIN:
+		return (own_network && is_guard_hook(ops, hook)) || is_empty_chain(ops);
+	case HOOK_TABLE:
+		return is_empty_table(entry->priv, hook, six);
+	default:
+		return hook == NF_INET_POST_ROUTING && is_apparmor_hook(ops, skb);
+	}
+}
+
 /*
  * Returns 0 where no hook at a point of the stack would handle a plain packet, the ID of a program where that is the
  * only hook that would, else -1. own_network is pod_network of the programs at devices.
@@ -187,7 +191,7 @@ __noinline int acting_hook(struct __sk_buff *skb, int hook, int six, int own_net
 {
 	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
 	struct nf_hook_entries *all = hooks_of(kernels->dev->nd_net.net, hook, six);
-	int i, acting = 0;
+	int i, acting = 0, guards = 0;
 	void *at, *ops_at;
 
 	if (!all)
@@ -202,7 +206,10 @@ __noinline int acting_hook(struct __sk_buff *skb, int hook, int six, int own_net
 		struct nf_hook_ops *ops = cast(word_at(ops_at + i * sizeof(void *)), struct nf_hook_ops);
 		int program;
 
-		if (is_idle_hook(entry, ops, kernels, hook, six) || (own_network && is_guard_hook(ops, hook)))
+		guards += is_guard_hook(ops, hook);
+		if (own_network && guards > 1) /* one is another's */
+			return -1;
+		if (is_idle_hook(entry, ops, kernels, hook, six, own_network))
 			continue;
 		program = hook_program_id(entry->priv);
 		if (!program || acting)

@@ -78,13 +78,7 @@ type Options struct {
 	// the pod network is Fairlead's own: programs masquerade what pods send out of the ranges of MasqueradeRanges, and
 	// the hook of its source validation doesn't keep the fast path off
 	PodNetwork bool
-	// Netfilter is the modules with chains and tables of netfilter whose types are known, as NetfilterModules returns:
-	// chains of others count as rules
-	Netfilter string
 }
-
-// NetfilterModules returns the modules with chains and tables of netfilter that are loaded now.
-func NetfilterModules() string { return bpf.Modules("nf_tables", "x_tables") }
 
 // Digest returns a digest of those programs with these constants and maps of these sizes.
 func Digest(s service.Sizes, o Options) (string, error) {
@@ -156,11 +150,7 @@ func (p *Programs) load(m *Maps, o Options, header uint32) (*ebpf.Collection, er
 	for _, w := range directions {
 		c.Programs[w.name].Name = w.programName(header, p.digest)
 	}
-	types, err := bpf.TypesOf(o.Netfilter)
-	if err != nil {
-		return nil, err
-	}
-	return m.named.Load(c, types...)
+	return m.named.Load(c)
 }
 
 // Pin pins the programs in a folder, in place of those there for the same devices, for devices that are to come.

@@ -25,17 +25,16 @@ type reportContext struct {
 	CB      [5]uint32
 }
 
-// reporters are these programs, loaded for the map fl_hooks of that ID, with types of these modules.
+// reporters are these programs, loaded for the map fl_hooks of that ID.
 var reporters struct {
 	sync.Mutex
 	hooks    ebpf.MapID
-	modules  string
 	programs map[string]*ebpf.Program
 }
 
-// reporterOf returns one of the programs that report, at work on the maps in a folder, as programs at devices with
-// these options do. The caller closes it. Where there are no such maps, the error is bpf.Absent.
-func reporterOf(folder, name string, o Options) (*ebpf.Program, error) {
+// reporterOf returns one of the programs that report, at work on the maps in a folder. The caller closes it. Where
+// there are no such maps, the error is bpf.Absent.
+func reporterOf(folder, name string) (*ebpf.Program, error) {
 	m, err := openHooks(folder)
 	if err != nil {
 		return nil, err
@@ -48,20 +47,20 @@ func reporterOf(folder, name string, o Options) (*ebpf.Program, error) {
 	id, _ := i.ID()
 	reporters.Lock()
 	defer reporters.Unlock()
-	if reporters.programs != nil && reporters.hooks == id && reporters.modules == o.Netfilter {
+	if reporters.programs != nil && reporters.hooks == id {
 		return reporters.programs[name].Clone()
 	}
-	programs, err := loadReporters(m, o.Netfilter)
+	programs, err := loadReporters(m)
 	if err != nil {
 		return nil, err
 	}
 	closeAll(reporters.programs)
-	reporters.hooks, reporters.modules, reporters.programs = id, o.Netfilter, programs
+	reporters.hooks, reporters.programs = id, programs
 	return programs[name].Clone()
 }
 
-// loadReporters loads the programs that report for a map fl_hooks, with types of these modules. The caller closes them.
-func loadReporters(m *ebpf.Map, modules string) (map[string]*ebpf.Program, error) {
+// loadReporters loads the programs that report for a map fl_hooks. The caller closes them.
+func loadReporters(m *ebpf.Map) (map[string]*ebpf.Program, error) {
 	c, err := forDevices()
 	if err != nil {
 		return nil, err
@@ -69,11 +68,7 @@ func loadReporters(m *ebpf.Map, modules string) (map[string]*ebpf.Program, error
 	c = c.Copy()
 	maps.DeleteFunc(c.Programs, func(n string, _ *ebpf.ProgramSpec) bool { return n != fastPathName && n != hookName })
 	maps.DeleteFunc(c.Maps, func(n string, _ *ebpf.MapSpec) bool { return n != deviceMapFlHooks && bpf.Shared(n) })
-	types, err := bpf.TypesOf(modules)
-	if err != nil {
-		return nil, err
-	}
-	loaded, err := bpf.MapSet{deviceMapFlHooks: m}.Load(c, types...)
+	loaded, err := bpf.MapSet{deviceMapFlHooks: m}.Load(c)
 	if err != nil {
 		return nil, fmt.Errorf("bpf: load the programs that report the fast path: %w", bpf.Explain(err))
 	}

@@ -193,7 +193,7 @@ func current(ctx context.Context, conf *config.Config, enforce bool) (now advise
 	if err != nil || !enforce {
 		return advise.Candidate{Mode: m.Name}, err
 	}
-	e, _, err := mode.ChooseEngine(ctx, conf.Own.Policy.Engine, m)
+	e, _, err := mode.ChooseEngine(ctx, conf.Own.Policy.Engine, m.FastPath(conf.Options()))
 	return advise.Candidate{Mode: m.Name, Engine: e.Name}, err
 }
 

@@ -105,7 +105,7 @@ func choose(ctx context.Context, c *config.Config) (d decided, err error) {
 		return d, err
 	}
 	d.policies = &agent.PolicyOptions{}
-	d.policies.Engine, d.policies.Why, err = mode.ChooseEngine(ctx, c.Own.Policy.Engine, d.mode)
+	d.policies.Engine, d.policies.Why, err = mode.ChooseEngine(ctx, c.Own.Policy.Engine, d.mode.FastPath(c.Options()))
 	if err == nil {
 		err = d.policies.Engine.Serves(c.PodDevice())
 	}

@@ -15,7 +15,6 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 )
 
@@ -129,17 +128,15 @@ func RemoveLayout(folder string) (last bool, err error) {
 	return true, RemoveFolder(stateOf(folder))
 }
 
-// Load loads an object's programs to work on the maps. Fields of the kernel's structs are also found in types of
-// modules.
-func (s MapSet) Load(c *ebpf.CollectionSpec, modules ...*btf.Spec) (*ebpf.Collection, error) {
+// Load loads an object's programs to work on the maps.
+func (s MapSet) Load(c *ebpf.CollectionSpec) (*ebpf.Collection, error) {
 	ours := map[string]*ebpf.Map{}
 	for n := range c.Maps {
 		if Shared(n) {
 			ours[n] = s[n]
 		}
 	}
-	return ebpf.NewCollectionWithOptions(c, ebpf.CollectionOptions{MapReplacements: ours,
-		Programs: ebpf.ProgramOptions{ExtraRelocationTargets: modules}})
+	return ebpf.NewCollectionWithOptions(c, ebpf.CollectionOptions{MapReplacements: ours})
 }
 
 // Serves reports whether a program that uses maps of those IDs works on these: all but one, its constants, must be

@@ -65,7 +65,7 @@ func newDevicePath(n *policytest.Network) *devicePath {
 func (d *devicePath) slow() (reasons []device.SlowReason) {
 	d.n.Helper()
 	d.n.Must(d.n.Node.Do(func() error {
-		f, err := device.ReadFastPath(d.maps, d.devices, device.Options{})
+		f, err := device.ReadFastPath(d.maps, d.devices, false)
 		d.n.Must(err)
 		if !slices.Equal(f.IPv4, f.IPv6) || len(f.Devices) > 0 {
 			d.n.Errorf("IPv4 %v, IPv6 %v, devices %v", f.IPv4, f.IPv6, f.Devices)

@@ -31,6 +31,9 @@ import (
 // left to a fallback plane.
 func Packets() bool { return bpf.ProbeDevices() == nil }
 
+// Redirects reports whether this kernel's programs at devices can have packets to pods bypass the host stack.
+func Redirects() bool { return Packets() && !bpf.Preempts() }
+
 // Leaves reports whether a frontend's clients are left to a fallback plane: all of SCTP, whose checksum covers what
 // no program reaches, and whatever isn't translated at a socket where the kernel can't serve packets.
 func Leaves(f *model.Frontend) bool {
@@ -66,7 +69,7 @@ func openDevices(p *Plane) (*devices, error) {
 		digests[o] = digest
 	}
 	d := &devices{folder: p.folder, maps: p.mapsFolder(), sizes: p.Sizes, digests: digests,
-		fastPath: !p.NoFastPath && !bpf.Preempts(), wanted: map[deviceplane.Key]string{}}
+		fastPath: !p.NoFastPath && Redirects(), wanted: map[deviceplane.Key]string{}}
 	var err error
 	if d.attachments, err = deviceplane.Open(d.links()); err != nil {
 		return nil, err

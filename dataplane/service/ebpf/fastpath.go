@@ -28,11 +28,7 @@ func (p *Plane) FastPath() (f *serviceplane.FastPath, err error) {
 		list = append(list, device.Device{Index: i.Index, Header: uint32(i.Header), Own: i.Loopback, Pod: i.Pod})
 	}
 	err = d.ns.Do(func() error {
-		// of what came since the last search, the programs would know neither that it is idle nor its name
-		if err := device.WriteHooks(d.maps); err != nil {
-			return err
-		}
-		r, err := device.ReadFastPath(d.maps, list, p.deviceOptions(false))
+		r, err := device.ReadFastPath(d.maps, list, p.PodNetwork)
 		if r == nil {
 			return err
 		}
@@ -43,7 +39,7 @@ func (p *Plane) FastPath() (f *serviceplane.FastPath, err error) {
 		if forwards != "1" {
 			r.IPv4 = append(r.IPv4, device.SlowForwarding)
 		}
-		hooks, err := device.ReadHooks(d.maps, p.deviceOptions(false))
+		hooks, err := device.ReadHooks(d.maps, p.PodNetwork)
 		if err != nil {
 			return err
 		}

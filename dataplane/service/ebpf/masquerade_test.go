@@ -358,7 +358,7 @@ func TestRedirectBesideGuard(t *testing.T) {
 		if err := g.Write(t.Context(), facts, nil); err != nil {
 			t.Fatal(err)
 		}
-		o.redirects("with source validation")
+		o.watched(func() { o.redirects("with source validation") })
 		if slow := o.slow(); slow != "" {
 			t.Errorf("the fast path is reported off: %s", slow)
 		}
@@ -372,7 +372,12 @@ func TestRedirectBesideGuard(t *testing.T) {
 		}
 		o.run(table("type filter hook prerouting priority 0;"))
 		o.watched(func() { o.redirects("beside an empty chain") })
-		o.run("nft add rule inet t c counter")
+		o.run("nft delete table inet t; " + table("type filter hook prerouting priority -390;"))
+		if slow := o.slow(); slow != "netfilter" {
+			t.Errorf("with another hook of the guard's priority, the fast path is reported off: %q", slow)
+		}
+		o.run("nft delete table inet t")
+		o.run(table("type filter hook prerouting priority 0;") + "; nft add rule inet t c counter")
 		if slow := o.slow(); slow != "netfilter" {
 			t.Errorf("with another hook, the fast path is reported off: %q", slow)
 		}

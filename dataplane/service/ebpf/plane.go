@@ -152,7 +152,6 @@ type identity struct {
 	layout string // name of the maps' folder
 	sizes  string // in words
 	digest string // of the programs
-	tables string // device.Options.Netfilter
 }
 
 var (
@@ -192,7 +191,6 @@ func Open(o Options) (_ *Plane, err error) {
 	if p.digest, err = service.Digest(p.layout, p.programs()); err != nil {
 		return nil, err
 	}
-	p.tables = device.NetfilterModules()
 	if p.devices, err = openDevices(p); err != nil {
 		return nil, err
 	}
@@ -205,8 +203,7 @@ func Open(o Options) (_ *Plane, err error) {
 
 // deviceOptions returns the options of the programs for packets.
 func (p *Plane) deviceOptions(direct bool) device.Options {
-	return device.Options{DSR: direct, ReversePath: !p.NoReversePathCheck, PodNetwork: p.PodNetwork,
-		Netfilter: p.tables}
+	return device.Options{DSR: direct, ReversePath: !p.NoReversePathCheck, PodNetwork: p.PodNetwork}
 }
 
 // programs returns the programs' options.
