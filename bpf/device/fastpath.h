@@ -83,15 +83,26 @@ static __always_inline bool kernel_supports(bool six)
 
 /*
  * Returns what acting_hook does for forwarding, and -1 also where hooks before or behind it would handle a plain
- * packet. Without hooks, nothing is called.
+ * packet. Where each has what nodes have without others' hooks, nothing is called.
  */
 static __always_inline int forward_hook(struct __sk_buff *skb, struct net *net, bool six, bool own_network)
 {
-	if (hooks_of(net, NF_INET_PRE_ROUTING, six) && acting_hook(skb, NF_INET_PRE_ROUTING, six, own_network))
+	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
+	struct nf_hook_entries *before = hooks_of(net, NF_INET_PRE_ROUTING, six);
+	struct nf_hook_entries *at = hooks_of(net, NF_INET_FORWARD, six);
+	struct nf_hook_entries *behind = hooks_of(net, NF_INET_POST_ROUTING, six);
+	__u32 program;
+
+	if (before && !only_own_hook(before, kernels, NF_INET_PRE_ROUTING, own_network) &&
+	    acting_hook(skb, NF_INET_PRE_ROUTING, six, own_network))
 		return -1;
-	if (hooks_of(net, NF_INET_POST_ROUTING, six) && acting_hook(skb, NF_INET_POST_ROUTING, six, own_network))
+	if (behind && !only_own_hook(behind, kernels, NF_INET_POST_ROUTING, own_network) &&
+	    acting_hook(skb, NF_INET_POST_ROUTING, six, own_network))
 		return -1;
-	return hooks_of(net, NF_INET_FORWARD, six) ? acting_hook(skb, NF_INET_FORWARD, six, own_network) : 0;
+	if (!at)
+		return 0;
+	program = only_program(at);
+	return program ? program : acting_hook(skb, NF_INET_FORWARD, six, own_network);
 }
 
 /*

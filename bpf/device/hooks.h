@@ -184,6 +184,32 @@ static __always_inline bool is_idle_hook(struct nf_hook_entry *entry, struct nf_
 }
 
 /*
+ * Returns whether there is one hook alone, AppArmor's or the pod network's, as on nodes without others: what
+ * acting_hook says in a few instructions.
+ */
+static __always_inline bool only_own_hook(struct nf_hook_entries *all, struct sk_buff *skb, int hook, bool own_network)
+{
+	void *at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
+	struct nf_hook_entry *entry = cast(at, struct nf_hook_entry);
+	struct nf_hook_ops *ops;
+
+	if (all->num_hook_entries != 1 || (hook == NF_INET_PRE_ROUTING && !own_network))
+		return false;
+	ops = cast(word_at(at + bpf_core_type_size(struct nf_hook_entry)), struct nf_hook_ops);
+	return hook == NF_INET_POST_ROUTING
+		       ? is_apparmor_hook(ops, skb)
+		       : is_guard_hook(ops, hook) && hook_role_of((__u64)entry->hook) == HOOK_CHAIN;
+}
+
+/* Returns the ID of the program that is the only hook, 0 where there are others. */
+static __always_inline __u32 only_program(struct nf_hook_entries *all)
+{
+	void *at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
+
+	return all->num_hook_entries == 1 ? hook_program_id(cast(at, struct nf_hook_entry)->priv) : 0;
+}
+
+/*
  * Returns 0 where no hook at a point of the stack would handle a plain packet, the ID of a program where that is the
  * only hook that would, else -1. own_network is pod_network of the programs at devices.
  */
