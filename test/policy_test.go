@@ -83,10 +83,11 @@ func TestPolicyDropsPackets(t *testing.T) {
 
 func policyDropsPackets(t *testing.T, mode string) {
 	var network []string
-	if mode == "ebpf" { // the guard of the agents' own network turns the fast path off
-		network = []string{"--network", "wires"}
+	flags := []string{"--mode", mode}
+	if mode == "ebpf" { // another engine than its own turns the fast path off
+		network, flags = []string{"--network", "wires"}, append(flags, "--policy-engine", "nftables")
 	}
-	name, dir := boxOf(t, network, "--mode", mode)
+	name, dir := boxOf(t, network, flags...)
 	rows := []struct {
 		from, to string
 		passes   bool
@@ -110,7 +111,7 @@ func policyDropsPackets(t *testing.T, mode string) {
 			t.Errorf("%s to %s: want an answer: %t", c.from, c.to, c.passes)
 		}
 	}
-	show := onNode(name, "a", dir, "show", "--mode", mode)
+	show := onNode(name, "a", dir, append([]string{"show"}, flags...)...)
 	contains(t, must(t, show...), "engine nftables", "shop/db-0", "NetworkPolicy shop/db")
 	switch mode {
 	default:

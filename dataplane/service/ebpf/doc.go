@@ -18,6 +18,7 @@
 //	maps-…/permitted       fl_allowed_src  entry · prefix → an allowed source range
 //	maps-…/changes         fl_changes      counts changes of pools and frontends                   (mapped memory)
 //	maps-…/pods            fl_pods         pods' devices: the fast path
+//	maps-…/fl_hooks        fl_hooks        functions of netfilter's hooks by their roles: the fast path
 //	maps-…/uplinks         fl_uplinks      devices by which other Nodes are reached
 //	state/…                fl_affinity, fl_nat_dst, fl_nat_src, …: written by traffic, whatever the layout
 //	links/…                the hooks
