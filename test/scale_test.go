@@ -3,6 +3,7 @@ package test_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/bpf/policy"
+	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/sandbox/generate"
@@ -144,6 +147,9 @@ func scaleNode(t *testing.T, name string, server *apiserver.Server) (ns *netns.N
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if err := ns.Do(removePins); err != nil {
+			t.Error(err)
+		}
 		ns.Close()
 		if err := netns.Delete(name); err != nil {
 			t.Error(err)
@@ -161,6 +167,17 @@ func scaleNode(t *testing.T, name string, server *apiserver.Server) (ns *netns.N
 		t.Fatal(err)
 	}
 	return ns, kubeconfig
+}
+
+// removePins detaches what agents left that were stopped in mode or engine ebpf in the calling thread's network
+// namespace.
+func removePins() error {
+	services, _, err := bpf.Folder()
+	if err != nil {
+		return err
+	}
+	policies, err := policy.Folder()
+	return errors.Join(err, os.RemoveAll(services), os.RemoveAll(policies))
 }
 
 // runIn starts an agent in a namespace, and ends it with the test.

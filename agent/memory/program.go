@@ -10,7 +10,10 @@ import (
 
 // pageOut returns the program's pages to the system: most of those in memory are of code and data that only a start
 // uses. The kernel reads from the file what is used again. Before Linux 5.4 they stay.
-func pageOut() {
+func pageOut() { advise(unix.MADV_PAGEOUT) }
+
+// advise has the kernel treat as advised the program's pages that are never written (madvise(2)).
+func advise(advice uintptr) {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return
@@ -21,7 +24,7 @@ func pageOut() {
 	}
 	for line := range strings.Lines(string(maps)) {
 		if begin, size, ok := unchanging(line, program); ok {
-			unix.Syscall(unix.SYS_MADVISE, begin, size, unix.MADV_PAGEOUT)
+			unix.Syscall(unix.SYS_MADVISE, begin, size, advice)
 		}
 	}
 }
