@@ -8,7 +8,7 @@ import (
 // entries are what is known of keys, by their ids. Those are hashes already, and a Go map, which doubles, has up to 57
 // bytes for each of these 24.
 type entries struct {
-	slots []slot // open addresses: one whose slot is another's is in the next that was free; at most four of five in use
+	slots []slot // by id: where that slot is in use, the next that was free; at most four of five are in use
 	count int
 }
 

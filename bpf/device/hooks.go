@@ -108,7 +108,7 @@ func (h Hook) role() deviceHookRole {
 // namespace, in their order, as the programs at devices know them that work on the maps in a folder. network is
 // Options.PodNetwork of the programs.
 func ReadHooks(folder string, network bool) (l []Hook, err error) {
-	p, err := reporterOf(folder, hookName)
+	p, err := reporterOf(folder, hookProgram)
 	if err != nil {
 		return nil, err
 	}
@@ -132,14 +132,14 @@ func SurveyHooks() ([]Hook, error) {
 		return nil, err
 	}
 	defer closeAll(programs)
-	l, err := readHooks(programs[hookName], false)
+	l, err := readHooks(programs[hookProgram], false)
 	if err != nil {
 		return nil, err
 	}
 	if err := m.Put(uint32(0), slotted(rolesOf(l))); err != nil {
 		return nil, fmt.Errorf("bpf: write map %s: %w", deviceMapFlHooks, err)
 	}
-	return readHooks(programs[hookName], false)
+	return readHooks(programs[hookProgram], false)
 }
 
 // readHooks has a program report the hooks.
@@ -179,11 +179,17 @@ func readHook(p *ebpf.Program, in reportContext) (h Hook, n uint32, err error) {
 	if err := binary.Read(bytes.NewReader(o.DataOut[linkHeader:]), binary.NativeEndian, &r); err != nil {
 		return h, 0, fmt.Errorf("bpf: read a hook of netfilter: %w", err)
 	}
-	h.Function, h.Module, _ = strings.Cut(unix.ByteSliceToString(r.Symbol[:]), " ")
+	h.Function, h.Module, _ = strings.Cut(hookName(r.Symbol), " ")
 	h.Module = strings.Trim(h.Module, "[]")
 	h.Priority, h.Acts, h.address = r.Priority, r.Acting != 0, r.Function
-	h.Table, h.Chain = unix.ByteSliceToString(r.Table[:]), unix.ByteSliceToString(r.Chain[:])
+	h.Table, h.Chain = hookName(r.Table), hookName(r.Chain)
 	return h, n, nil
+}
+
+// hookName returns a name that the kernel holds. It accepts any bytes for a table's and a chain's, and long ones are
+// cut: what isn't UTF-8, which no metric's label may be, is replaced.
+func hookName(b [64]byte) string {
+	return strings.ToValidUTF8(unix.ByteSliceToString(b[:]), "\uFFFD")
 }
 
 // Acting returns those of the hooks that would handle packets of a family, but for programs of network policies.

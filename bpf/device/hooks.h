@@ -44,7 +44,7 @@ enum hook_role {
 #define FUNCTION_SHIFT 58 /* of 64 bits, those that number a slot are left */
 
 /*
- * Functions of hooks whose role is known, each in the slot that its address leads to: address * multiplier >>
+ * Functions of hooks that have a known role, each in the slot that its address leads to: address * multiplier >>
  * FUNCTION_SHIFT. A slot is the address without its first byte, then the role. Written by the agent, which finds a
  * multiplier that leads each to a slot of its own.
  */

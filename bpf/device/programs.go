@@ -146,7 +146,7 @@ func (p *Programs) load(m *Maps, o Options, header uint32) (*ebpf.Collection, er
 		}
 	}
 	delete(c.Programs, fastPathName)
-	delete(c.Programs, hookName)
+	delete(c.Programs, hookProgram)
 	for _, w := range directions {
 		c.Programs[w.name].Name = w.programName(header, p.digest)
 	}

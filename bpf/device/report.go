@@ -14,7 +14,7 @@ import (
 // The programs that report what the programs at devices find. They are attached nowhere.
 const (
 	fastPathName = "fast_path"
-	hookName     = "hook"
+	hookProgram  = "hook"
 )
 
 // reportContext is the beginning of struct __sk_buff that they are run with.
@@ -66,7 +66,7 @@ func loadReporters(m *ebpf.Map) (map[string]*ebpf.Program, error) {
 		return nil, err
 	}
 	c = c.Copy()
-	maps.DeleteFunc(c.Programs, func(n string, _ *ebpf.ProgramSpec) bool { return n != fastPathName && n != hookName })
+	maps.DeleteFunc(c.Programs, func(n string, _ *ebpf.ProgramSpec) bool { return n != fastPathName && n != hookProgram })
 	maps.DeleteFunc(c.Maps, func(n string, _ *ebpf.MapSpec) bool { return n != deviceMapFlHooks && bpf.Shared(n) })
 	loaded, err := bpf.MapSet{deviceMapFlHooks: m}.Load(c)
 	if err != nil {
@@ -74,7 +74,7 @@ func loadReporters(m *ebpf.Map) (map[string]*ebpf.Program, error) {
 	}
 	defer loaded.Close()
 	programs := map[string]*ebpf.Program{}
-	for _, name := range []string{fastPathName, hookName} {
+	for _, name := range []string{fastPathName, hookProgram} {
 		programs[name] = loaded.DetachProgram(name)
 	}
 	return programs, nil

@@ -9,7 +9,7 @@ import (
 // once more. The hash must not change meanwhile.
 type set[T any] struct {
 	hash  func(*T) uint64
-	slots []*T // open addresses: one whose slot is another's is in the next that was free; at most four of five in use
+	slots []*T // by hash: where that slot is in use, the next that was free; at most four of five are in use
 	count int
 }
 
