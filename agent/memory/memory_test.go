@@ -13,16 +13,14 @@ import (
 	"fairlead.dev/fairlead/kernel/cgroup"
 )
 
-// collections counts the collections while f runs, and tells the highest heap seen after each step of f.
-func collections(f func(step func())) (n uint32, highest uint64) {
+// collections counts the collections while f runs.
+func collections(f func()) uint32 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	before := m.NumGC
-	f(func() {
-		runtime.ReadMemStats(&m)
-		highest = max(highest, m.HeapAlloc)
-	})
-	return m.NumGC - before, highest
+	f()
+	runtime.ReadMemStats(&m)
+	return m.NumGC - before
 }
 
 // alone is set in the process that this test has to itself: what other tests have in use varies.
@@ -61,11 +59,7 @@ func TestRestCollectsWhatItMakes(t *testing.T) {
 		}
 		return
 	}
-	const piece, mib = 1 << 20, 1 << 20
-	runtime.GC()
-	var others runtime.MemStats // what the packages have in use
-	runtime.ReadMemStats(&others)
-	limit := 100*mib + 2*others.HeapAlloc
+	const piece = 1 << 20
 	var living [][]byte
 	retain := func() { living = append(living, make([]byte, piece)) }
 	for range 40 {
@@ -73,22 +67,20 @@ func TestRestCollectsWhatItMakes(t *testing.T) {
 	}
 	Rest()
 	runtime.GC()
-	n, highest := collections(func(step func()) {
+	// How high the heap comes meanwhile depends on when a busy machine runs the collector; how often it is collected
+	// says how much garbage there is between two.
+	if n := collections(func() {
 		for range 400 {
 			living[0] = make([]byte, piece) // and the last one is garbage
-			step()
 		}
-	})
-	if n < 8 || highest > limit {
-		t.Errorf("400 MiB of garbage beside 40 MiB in use: %d collections, up to %d MiB in the heap", n, highest/mib)
+	}); n < 8 {
+		t.Errorf("400 MiB of garbage beside 40 MiB in use: %d collections", n)
 	}
-	n, _ = collections(func(step func()) {
+	if n := collections(func() {
 		for range 120 {
 			retain()
-			step()
 		}
-	})
-	if n == 0 || n > 40 {
+	}); n == 0 || n > 40 {
 		t.Errorf("40 MiB in use grow to 160 MiB: %d collections", n)
 	}
 	runtime.KeepAlive(living)
