@@ -93,14 +93,14 @@ func newWorld(t *testing.T) *world {
 	l, err := link.Dial(w.node)
 	w.must(err)
 	defer l.Close()
-	dev, err := l.AddVeth(link.End{Name: "eth0"}, link.End{Name: "eth0"}, w.wire)
+	near, err := l.AddVeth(link.End{Name: "eth0"}, link.End{Name: "eth0"}, w.wire)
 	w.must(errors.Join(err, l.Up(1), l.AddAddress(1, netip.MustParsePrefix("fd99::1/128")),
-		l.AddAddress(dev, netip.MustParsePrefix("192.168.0.1/24"))))
+		l.AddAddress(near, netip.MustParsePrefix("192.168.0.1/24"))))
 	far, err := link.Dial(w.wire)
 	w.must(err)
 	defer far.Close()
-	dev, err = far.Index("eth0")
-	w.must(errors.Join(err, far.Up(dev)))
+	dev, err := far.Index("eth0")
+	w.must(errors.Join(err, far.Up(dev), far.Await(t.Context(), dev), l.Await(t.Context(), near)))
 	for _, a := range []string{"192.168.0.2/24", "192.168.0.3/24", "192.168.0.4/24"} {
 		w.must(far.AddAddress(dev, netip.MustParsePrefix(a)))
 	}
