@@ -81,13 +81,34 @@ type Request struct {
 	Command string `json:"command"`
 	Network string `json:"network"` // the name of the configuration
 	Attachment
-	NetNS string       `json:"netns,omitempty"` // its path, as the runtime has it
-	Pod   string       `json:"pod,omitempty"`   // "namespace/name", as far as known
-	UID   string       `json:"uid,omitempty"`   // of that Pod, likewise
-	IPs   []netip.Addr `json:"ips,omitempty"`   // ADD: addresses that the pod must have, of each family at most one
-	Ports bool         `json:"ports,omitempty"` // ADD: the pod has host ports
-	Valid []Attachment `json:"valid,omitempty"` // GC: all that are to stay
-	Prev  *Result      `json:"prev,omitempty"`  // ADD: what the plugin before this one returned; CHECK: what ADD returned
+	NetNS  string       `json:"netns,omitempty"` // its path, as the runtime has it
+	Pod    string       `json:"pod,omitempty"`   // "namespace/name", as far as known
+	UID    string       `json:"uid,omitempty"`   // of that Pod, likewise
+	IPs    []netip.Addr `json:"ips,omitempty"`   // ADD: addresses that the pod must have, of each family at most one
+	Ports  bool         `json:"ports,omitempty"` // ADD: the pod has host ports
+	Limits Bandwidth    `json:"limits,omitzero"` // ADD: how much the pod may receive and send
+	Valid  []Attachment `json:"valid,omitempty"` // GC: all that are to stay
+	Prev   *Result      `json:"prev,omitempty"`  // ADD: what the plugin before this one returned; CHECK: what ADD returned
+}
+
+// Bandwidth is how many bits a second a pod may receive and send, by the names of the CNI conventions' capability
+// bandwidth; 0: as many as it can. How much may pass at once is decided by the rate: runtimes ask for half a gigabyte.
+type Bandwidth struct {
+	Ingress uint64 `json:"ingressRate,omitempty"`
+	Egress  uint64 `json:"egressRate,omitempty"`
+}
+
+// leastRate is the least that Kubernetes' annotations may ask for, bits a second.
+const leastRate = 1000
+
+// check returns an error where a rate is less than a network can do with.
+func (b Bandwidth) check() error {
+	for _, rate := range []uint64{b.Ingress, b.Egress} {
+		if rate != 0 && rate < leastRate {
+			return fmt.Errorf("%d bits a second: use at least %d", rate, leastRate)
+		}
+	}
+	return nil
 }
 
 // check returns an error where a request isn't one that the plugin sends.
@@ -102,7 +123,7 @@ func (r *Request) check() error {
 			return fmt.Errorf("addresses %v: use one of each family", r.IPs)
 		}
 	}
-	return r.Prev.check()
+	return errors.Join(r.Limits.check(), r.Prev.check())
 }
 
 // Response is the agent's reply: one line of JSON.
@@ -183,6 +204,7 @@ type config struct {
 	Runtime struct {
 		IPs          []string          `json:"ips"` // addresses, or prefixes of them
 		PortMappings []json.RawMessage `json:"portMappings"`
+		Bandwidth    Bandwidth         `json:"bandwidth"`
 	} `json:"runtimeConfig"`
 }
 
@@ -240,7 +262,12 @@ func parse(environment func(string) string, stdin []byte) (c call, err error) {
 	if err := c.readPrevious(); err != nil {
 		return c, err
 	}
-	c.Ports = c.Command == Add && len(c.config.Runtime.PortMappings) > 0
+	if c.Command == Add {
+		c.Ports, c.Limits = len(c.config.Runtime.PortMappings) > 0, c.config.Runtime.Bandwidth
+		if err := c.Limits.check(); err != nil {
+			return c, Errorf(CodeConfig, "runtimeConfig.bandwidth: %s", err)
+		}
+	}
 	if c.Command == GC || c.Command == Status {
 		return c, nil
 	}

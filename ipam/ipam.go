@@ -22,18 +22,19 @@ import (
 
 // Record is an attachment that has addresses.
 type Record struct {
-	ID        string       `json:"id"` // as cni.Key makes it
-	Pod       string       `json:"pod,omitempty"`
-	UID       string       `json:"uid,omitempty"` // of the Pod, as far as known
-	Made      time.Time    `json:"made,omitzero"` // when it was recorded
-	Interface string       `json:"interface"`
-	NetNS     string       `json:"netns,omitempty"` // path, as the runtime has it
-	Network   string       `json:"network"`         // name of the network configuration
-	Addresses []netip.Addr `json:"addresses"`
-	Foreign   bool         `json:"foreign,omitempty"` // another plugin made it
-	End       string       `json:"end,omitempty"`     // Foreign: the node's end of the device, as far as known
-	MTU       int          `json:"mtu"`
-	Device    string       `json:"device,omitempty"` // kind of device, as model.DeviceKind has it; "": veth
+	ID        string        `json:"id"` // as cni.Key makes it
+	Pod       string        `json:"pod,omitempty"`
+	UID       string        `json:"uid,omitempty"` // of the Pod, as far as known
+	Made      time.Time     `json:"made,omitzero"` // when it was recorded
+	Interface string        `json:"interface"`
+	NetNS     string        `json:"netns,omitempty"` // path, as the runtime has it
+	Network   string        `json:"network"`         // name of the network configuration
+	Addresses []netip.Addr  `json:"addresses"`
+	Foreign   bool          `json:"foreign,omitempty"` // another plugin made it
+	End       string        `json:"end,omitempty"`     // Foreign: the node's end of the device, as far as known
+	MTU       int           `json:"mtu"`
+	Limits    cni.Bandwidth `json:"limits,omitzero"`
+	Device    string        `json:"device,omitempty"` // kind of device, as model.DeviceKind has it; "": veth
 	// of Addresses, as allocated now: those that another attachment may have had since the node's boot, and that no
 	// Settle has dealt with since
 	Reused []netip.Addr `json:"-"`

@@ -189,7 +189,11 @@ type Attachment struct {
 	MACs      Ends           // not of IPVLAN: those of the uplink
 	MTU       int            // of both ends, bytes
 	Sources   []netip.Prefix // of what it may send beside Addresses, sorted and disjoint
+	Limits    Limits
 }
+
+// Limits are how many bits a second a pod may receive and send, link-layer headers among them; 0: as many as it can.
+type Limits struct{ Ingress, Egress uint64 }
 
 // Ends are the link-layer addresses of the node's and the pod's end of a device.
 type Ends struct{ Node, Pod [6]byte }

@@ -212,7 +212,7 @@ func (n *node) kill() {
 func (n *node) list(version string) *libcni.NetworkConfigList {
 	n.Helper()
 	l, err := libcni.ConfListFromBytes(fmt.Appendf(nil, `{"cniVersion":%q,"name":"fairlead","plugins":[
-		{"type":"fairlead-cni","capabilities":{"ips":true},"socket":%q,"records":%q}]}`, version,
+		{"type":"fairlead-cni","capabilities":{"bandwidth":true,"ips":true},"socket":%q,"records":%q}]}`, version,
 		filepath.Join(n.folder, "cni.sock"), filepath.Join(n.folder, "records")))
 	n.must(err)
 	return l

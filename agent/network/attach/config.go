@@ -39,7 +39,7 @@ func WriteConfig(folder, socket, records string) error {
 		Name     string   `json:"name"`
 		Plugins  []entry  `json:"plugins"`
 	}{cni.ListVersions[0], cni.ListVersions, "fairlead", []entry{
-		{cni.PluginName, map[string]bool{"ips": true, "portMappings": true}, socket, records}}}, "", "  ")
+		{cni.PluginName, map[string]bool{"bandwidth": true, "ips": true, "portMappings": true}, socket, records}}}, "", "  ")
 	if err != nil {
 		return err
 	}

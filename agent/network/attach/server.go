@@ -209,7 +209,7 @@ func (s *Server) devices() (map[string]bool, error) {
 // AttachmentOf returns the attachment of a record.
 func AttachmentOf(r ipam.Record) *model.Attachment {
 	a := &model.Attachment{ID: r.ID, Pod: r.Pod, UID: r.UID, Addresses: r.Addresses, Kind: model.DeviceKindOf(r.Device),
-		Interface: r.Interface, Device: cni.Device(r.ID), NetNS: r.NetNS, MTU: r.MTU}
+		Interface: r.Interface, Device: cni.Device(r.ID), NetNS: r.NetNS, MTU: r.MTU, Limits: model.Limits(r.Limits)}
 	if r.Foreign {
 		a.Device = r.End
 		return a
@@ -517,8 +517,12 @@ func (s *Server) allocate(id string, r cni.Request) (*model.Attachment, error) {
 	s.mu.Lock()
 	mtu, kind := s.network.MTU, s.network.Device
 	s.mu.Unlock()
+	if kind.IPVLAN() && r.Limits.Ingress > 0 {
+		return nil, cni.Errorf(cni.CodeConfig, "%s has an ingress bandwidth, which device %s can't limit: remove the "+
+			"annotation kubernetes.io/ingress-bandwidth, or set network.device to veth", r.Pod, kind)
+	}
 	record, err := s.options.Pool.Allocate(ipam.Record{ID: id, Pod: r.Pod, UID: r.UID, Interface: r.Interface,
-		NetNS: r.NetNS, Network: r.Network, MTU: mtu, Addresses: r.IPs, Device: kind.String()})
+		NetNS: r.NetNS, Network: r.Network, MTU: mtu, Addresses: r.IPs, Device: kind.String(), Limits: r.Limits})
 	if inUse := (*ipam.InUse)(nil); errors.As(err, &inUse) {
 		return nil, cni.Errorf(cni.CodeConfig, "%s", err)
 	} else if err != nil {

@@ -25,11 +25,12 @@ type Kind uint8
 const (
 	KindDevice Kind = iota
 	KindSetting
+	KindLimit
 	KindNeighbour
 	KindRoute
 )
 
-var kindNames = [...]string{"device", "setting", "neighbour", "route"}
+var kindNames = [...]string{"device", "setting", "limit", "neighbour", "route"}
 
 // Key names a fact.
 type Key struct {
@@ -62,6 +63,7 @@ type Value struct {
 	MAC    [6]byte // KindDevice, KindNeighbour
 	MTU    int     // KindDevice
 	Device string  // KindRoute
+	Rate   uint64  // KindLimit: bytes a second that the node sends to the pod
 	Other  string  // what is held instead and never wanted; KindSetting: the values
 }
 
@@ -81,6 +83,9 @@ func (*Plane) Render(p model.NetworkPart) []Fact {
 		{Key: Key{Kind: KindDevice, Device: a.Device}, Value: Value{Alias: aliasOf(a), MAC: a.MACs.Node, MTU: a.MTU},
 			Body: a},
 		{Key: Key{Kind: KindSetting, Device: a.Device}},
+	}
+	if rate := a.Limits.Ingress / 8; rate > 0 {
+		l = append(l, Fact{Key: Key{Kind: KindLimit, Device: a.Device}, Value: Value{Rate: rate}})
 	}
 	for _, x := range a.Addresses {
 		l = append(l, Fact{Key: Key{Kind: KindNeighbour, Device: a.Device, Addr: x}, Value: Value{MAC: a.MACs.Pod}},

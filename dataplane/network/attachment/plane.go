@@ -102,6 +102,15 @@ func (p *Plane) Read(context.Context) (l []Fact, err error) {
 	if err != nil {
 		return nil, err
 	}
+	buckets, err := link.Buckets(p.s)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range buckets {
+		if v, own := devices[t.Dev]; own {
+			l = append(l, Fact{Key: Key{Kind: KindLimit, Device: v.Name}, Value: Value{Rate: t.Rate}})
+		}
+	}
 	neighbours, err := link.Neighbours(p.s, 0)
 	if err != nil {
 		return nil, err
@@ -242,6 +251,8 @@ func (w *writer) make(f Fact) {
 		if err != nil {
 			w.Refuse(f.Key, err)
 		}
+	case KindLimit:
+		w.Add(f.Key, func(b *netlink.Batch) { link.PutBuckets(b, link.Bucket{Dev: dev, Rate: f.Value.Rate}) })
 	case KindNeighbour:
 		w.Add(f.Key, func(b *netlink.Batch) {
 			link.PutNeighbours(b, link.Neighbour{Dev: dev, Addr: f.Key.Addr, MAC: f.Value.MAC})
@@ -286,6 +297,10 @@ func (w *writer) remove(f Fact) {
 	case KindDevice:
 		w.forget(f.Key.Device)
 		w.Add(f.Key, func(b *netlink.Batch) { link.Release(b, f.Key.Device) })
+	case KindLimit:
+		if dev != 0 {
+			w.Add(f.Key, func(b *netlink.Batch) { link.DeleteBuckets(b, link.Bucket{Dev: dev}) })
+		}
 	case KindNeighbour:
 		if dev != 0 {
 			w.Add(f.Key, func(b *netlink.Batch) {
@@ -299,7 +314,7 @@ func (w *writer) remove(f Fact) {
 
 // groups are the notifications of what this plane writes on the node.
 var groups = []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-	unix.RTNLGRP_IPV4_NETCONF}
+	unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_TC}
 
 // Watch implements dataplane.Watcher.
 func (p *Plane) Watch(ctx context.Context) (<-chan struct{}, error) {
@@ -319,6 +334,9 @@ func (p *Plane) concerns(m netlink.Message) bool {
 		return own
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		_, own := devices[link.NeighbourDevice(m)]
+		return own
+	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC:
+		_, own := devices[link.QueueDevice(m)]
 		return own
 	case unix.RTM_NEWNETCONF:
 		index, off := link.ForwardingOff(m)

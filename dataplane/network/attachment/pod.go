@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -163,6 +164,9 @@ func furnish(s *netlink.Socket, a *model.Attachment) error {
 		}
 		route.Put(b, route.Route{To: host(gateway), Dev: dev}, route.Route{To: all, Via: gateway, Dev: dev})
 	}
+	if rate := a.Limits.Egress / 8; rate > 0 {
+		link.PutBuckets(b, link.Bucket{Dev: dev, Rate: rate})
+	}
 	return s.Apply(b)
 }
 
@@ -210,7 +214,7 @@ func differs(s *netlink.Socket, a *model.Attachment) (string, error) {
 	return "interface " + a.Interface + " is gone", nil
 }
 
-// missing returns which address, neighbour or route of a pod's interface is gone.
+// missing returns which address, neighbour, route or limit of a pod's interface is gone.
 func missing(s *netlink.Socket, dev int, a *model.Attachment) (string, error) {
 	addresses, err := link.AddressesOf(s, dev)
 	if err != nil {
@@ -245,5 +249,18 @@ func missing(s *netlink.Socket, dev int, a *model.Attachment) (string, error) {
 			return fmt.Sprintf("the default route is not by %s", gateway), nil
 		}
 	}
-	return "", nil
+	return lacksLimit(s, dev, a)
+}
+
+// lacksLimit returns how a pod's interface may send more than it is to, "" where it may not.
+func lacksLimit(s *netlink.Socket, dev int, a *model.Attachment) (string, error) {
+	want := link.Bucket{Dev: dev, Rate: a.Limits.Egress / 8}
+	if want.Rate == 0 {
+		return "", nil
+	}
+	buckets, err := link.Buckets(s)
+	if err != nil || slices.Contains(buckets, want) {
+		return "", err
+	}
+	return fmt.Sprintf("interface %s has no limit of %d bits a second", a.Interface, a.Limits.Egress), nil
 }
