@@ -94,15 +94,15 @@ static __always_inline int forward_hook(struct __sk_buff *skb, struct net *net, 
 	__u32 program;
 
 	if (before && !only_own_hook(before, kernels, NF_INET_PRE_ROUTING, own_network) &&
-	    acting_hook(skb, NF_INET_PRE_ROUTING, six, own_network))
+	    acting_hook(skb, hook_position(NF_INET_PRE_ROUTING, six, own_network)))
 		return -1;
 	if (behind && !only_own_hook(behind, kernels, NF_INET_POST_ROUTING, own_network) &&
-	    acting_hook(skb, NF_INET_POST_ROUTING, six, own_network))
+	    acting_hook(skb, hook_position(NF_INET_POST_ROUTING, six, own_network)))
 		return -1;
 	if (!at)
 		return 0;
 	program = only_program(at);
-	return program ? program : acting_hook(skb, NF_INET_FORWARD, six, own_network);
+	return program ? program : acting_hook(skb, hook_position(NF_INET_FORWARD, six, own_network));
 }
 
 /*
@@ -468,10 +468,10 @@ struct hook_report {
 
 const struct hook_report unused_report __attribute__((unused));
 
-/* Fills in the names of a hook's table and chain. */
-static __always_inline void name_chain(struct hook_report *r, struct nf_hook_entry *entry, enum hook_role role)
+/* Fills in the names of a hook's table and chain, which is its private data. */
+static __always_inline void name_chain(struct hook_report *r, void *of, enum hook_role role)
 {
-	void *of = entry->priv, *table;
+	void *table;
 
 	if (role == HOOK_TABLE && has_field(xt_table, name))
 		bpf_probe_read_kernel_str(r->table, sizeof(r->table),
@@ -495,15 +495,17 @@ static __always_inline void name_chain(struct hook_report *r, struct nf_hook_ent
 SEC("tc")
 int hook(struct __sk_buff *skb)
 {
+	struct hook_functions *known = known_functions();
 	struct hook_report r = {};
 	struct nf_hook_entries *all;
-	struct nf_hook_entry *entry;
 	struct sk_buff *kernels;
-	struct nf_hook_ops *ops;
 	__u32 i = skb->cb[2];
-	void *at;
+	__u64 private, ops;
+	void *at, *entry;
+	enum hook_role role;
+	int effect = HOOK_LEAVES;
 
-	if (!kernel_supports(false))
+	if (!known || !kernel_supports(false))
 		return 0;
 	kernels = bpf_cast_to_kern_ctx(skb);
 	all = hooks_of(kernels->dev->nd_net.net, skb->cb[1], skb->cb[0]);
@@ -512,15 +514,17 @@ int hook(struct __sk_buff *skb)
 	if (i >= all->num_hook_entries)
 		return all->num_hook_entries;
 	at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
-	entry = cast(at + i * bpf_core_type_size(struct nf_hook_entry), struct nf_hook_entry);
-	ops = cast(word_at(at + all->num_hook_entries * bpf_core_type_size(struct nf_hook_entry) + i * sizeof(void *)),
-		   struct nf_hook_ops);
-	r.function = (__u64)entry->hook;
-	r.priority = ops->priority;
-	r.acting = all->num_hook_entries > MAX_HOOKS ||
-		   !is_idle_hook(entry, ops, kernels, skb->cb[1], skb->cb[0], skb->cb[3]);
+	entry = at + i * bpf_core_type_size(struct nf_hook_entry);
+	private = word_at(entry + bpf_core_field_offset(struct nf_hook_entry, priv));
+	ops = word_at(at + all->num_hook_entries * bpf_core_type_size(struct nf_hook_entry) + i * sizeof(void *));
+	r.function = word_at(entry + bpf_core_field_offset(struct nf_hook_entry, hook));
+	r.priority = cast(ops, struct nf_hook_ops)->priority;
+	role = hook_role_of(known, r.function);
+	if (!is_idle_hook(role, private, ops))
+		effect = effect_of_hook(skb, role, private, ops, hook_position(skb->cb[1], skb->cb[0], skb->cb[3]));
+	r.acting = all->num_hook_entries > MAX_HOOKS || (effect != HOOK_LEAVES && effect != HOOK_GUARDS);
 	BPF_SNPRINTF((char *)r.symbol, sizeof(r.symbol), "%ps", r.function);
-	name_chain(&r, entry, skb->cb[4]);
+	name_chain(&r, (void *)private, skb->cb[4]);
 	bpf_skb_store_bytes(skb, sizeof(struct ethhdr), &r, sizeof(r), 0);
 	return all->num_hook_entries;
 }

@@ -144,15 +144,18 @@ static __always_inline struct nf_hook_entries *hooks_of(struct net *net, int hoo
 	return six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
 }
 
-static __always_inline enum hook_role hook_role_of(__u64 function)
+/* Returns what the functions of hooks are for that the agent knows. */
+static __always_inline struct hook_functions *known_functions(void)
 {
 	__u32 zero = 0;
-	struct hook_functions *known = bpf_map_lookup_elem(&fl_hooks, &zero);
-	__u64 slot;
 
-	if (!known)
-		return HOOK_UNKNOWN;
-	slot = known->slots[function * known->multiplier >> FUNCTION_SHIFT];
+	return bpf_map_lookup_elem(&fl_hooks, &zero);
+}
+
+static __always_inline enum hook_role hook_role_of(struct hook_functions *known, __u64 function)
+{
+	__u64 slot = known->slots[function * known->multiplier >> FUNCTION_SHIFT];
+
 	return slot >> 8 == function << 8 >> 8 ? slot & 0xff : HOOK_UNKNOWN;
 }
 
@@ -167,20 +170,52 @@ static __always_inline bool is_guard_hook(struct nf_hook_ops *ops, int hook)
 	return hook == NF_INET_PRE_ROUTING && ops->priv && ops->priority == GUARD_PRIORITY;
 }
 
-/* Returns whether a hook leaves a plain packet as it is. own_network is pod_network of the programs at devices. */
-static __always_inline bool is_idle_hook(struct nf_hook_entry *entry, struct nf_hook_ops *ops, struct sk_buff *skb,
-					 int hook, bool six, bool own_network)
+/* Bits of a hook's position: the point of the stack, whether of IPv6, and pod_network of the programs at devices. */
+enum { HOOK_POINT = 7, HOOK_SIX = 8, HOOK_OWN_NETWORK = 16 };
+
+static __always_inline int hook_position(int hook, bool six, bool own_network)
 {
-	switch (hook_role_of((__u64)entry->hook)) {
-	case HOOK_IDLE:
-		return !ops->priv;
+	return hook | (six ? HOOK_SIX : 0) | (own_network ? HOOK_OWN_NETWORK : 0);
+}
+
+/* Returns whether a hook in a role leaves a plain packet as it is, as most do that leave it. */
+static __always_inline bool is_idle_hook(enum hook_role role, __u64 private, __u64 ops)
+{
+	if (role == HOOK_IDLE)
+		return !private;
+	return role == HOOK_CHAIN && cast(ops, struct nf_hook_ops)->priority != GUARD_PRIORITY &&
+	       is_empty_chain((void *)ops);
+}
+
+/* What a hook does with a plain packet, where it isn't the ID of the program that handles it. */
+enum { HOOK_LEAVES = 0, HOOK_HANDLES = -1, HOOK_GUARDS = -2 };
+
+/*
+ * Returns what a hook does with a plain packet that isn't idle (is_idle_hook). ops is the address of its struct
+ * nf_hook_ops. A global function, which the verifier walks once, not for each hook.
+ */
+__noinline int effect_of_hook(struct __sk_buff *skb, int role, __u64 private, __u64 ops, int position)
+{
+	struct nf_hook_ops *o = cast(ops, struct nf_hook_ops);
+	int point = position & HOOK_POINT, program;
+
+	switch (role) {
 	case HOOK_CHAIN:
-		return (own_network && is_guard_hook(ops, hook)) || is_empty_chain(ops);
+		if (position & HOOK_OWN_NETWORK && is_guard_hook(o, point))
+			return HOOK_GUARDS;
+		if (is_empty_chain(o))
+			return HOOK_LEAVES;
+		break;
 	case HOOK_TABLE:
-		return is_empty_table(entry->priv, hook, six);
+		if (is_empty_table((void *)private, point, position & HOOK_SIX))
+			return HOOK_LEAVES;
+		break;
 	default:
-		return hook == NF_INET_POST_ROUTING && is_apparmor_hook(ops, skb);
+		if (point == NF_INET_POST_ROUTING && is_apparmor_hook(o, bpf_cast_to_kern_ctx(skb)))
+			return HOOK_LEAVES;
 	}
+	program = hook_program_id((void *)private);
+	return program ? program : HOOK_HANDLES;
 }
 
 /*
@@ -191,14 +226,18 @@ static __always_inline bool only_own_hook(struct nf_hook_entries *all, struct sk
 {
 	void *at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
 	struct nf_hook_entry *entry = cast(at, struct nf_hook_entry);
+	struct hook_functions *known;
 	struct nf_hook_ops *ops;
 
 	if (all->num_hook_entries != 1 || (hook == NF_INET_PRE_ROUTING && !own_network))
 		return false;
 	ops = cast(word_at(at + bpf_core_type_size(struct nf_hook_entry)), struct nf_hook_ops);
-	return hook == NF_INET_POST_ROUTING
-		       ? is_apparmor_hook(ops, skb)
-		       : is_guard_hook(ops, hook) && hook_role_of((__u64)entry->hook) == HOOK_CHAIN;
+	if (hook == NF_INET_POST_ROUTING)
+		return is_apparmor_hook(ops, skb);
+	if (!is_guard_hook(ops, hook))
+		return false;
+	known = known_functions();
+	return known && hook_role_of(known, (__u64)entry->hook) == HOOK_CHAIN;
 }
 
 /* Returns the ID of the program that is the only hook, 0 where there are others. */
@@ -211,36 +250,43 @@ static __always_inline __u32 only_program(struct nf_hook_entries *all)
 
 /*
  * Returns 0 where no hook at a point of the stack would handle a plain packet, the ID of a program where that is the
- * only hook that would, else -1. own_network is pod_network of the programs at devices.
+ * only hook that would, else -1.
  */
-__noinline int acting_hook(struct __sk_buff *skb, int hook, int six, int own_network)
+__noinline int acting_hook(struct __sk_buff *skb, int position)
 {
 	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
-	struct nf_hook_entries *all = hooks_of(kernels->dev->nd_net.net, hook, six);
-	int i, acting = 0, guards = 0;
+	struct nf_hook_entries *all = hooks_of(kernels->dev->nd_net.net, position & HOOK_POINT, position & HOOK_SIX);
+	struct hook_functions *known = known_functions();
+	int i, acting = 0;
+	bool guarded = false;
 	void *at, *ops_at;
 
 	if (!all)
 		return 0;
-	if (all->num_hook_entries > MAX_HOOKS)
+	if (!known || all->num_hook_entries > MAX_HOOKS)
 		return -1;
 	at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
 	ops_at = at + all->num_hook_entries * bpf_core_type_size(struct nf_hook_entry);
 	for (i = 0; i < MAX_HOOKS && i < all->num_hook_entries; i++) {
-		struct nf_hook_entry *entry =
-			cast(at + i * bpf_core_type_size(struct nf_hook_entry), struct nf_hook_entry);
-		struct nf_hook_ops *ops = cast(word_at(ops_at + i * sizeof(void *)), struct nf_hook_ops);
-		int program;
+		void *entry = at + i * bpf_core_type_size(struct nf_hook_entry);
+		__u64 private = word_at(entry + bpf_core_field_offset(struct nf_hook_entry, priv));
+		__u64 ops = word_at(ops_at + i * sizeof(void *));
+		enum hook_role role =
+			hook_role_of(known, word_at(entry + bpf_core_field_offset(struct nf_hook_entry, hook)));
+		int effect;
 
-		guards += is_guard_hook(ops, hook);
-		if (own_network && guards > 1) /* one is another's */
-			return -1;
-		if (is_idle_hook(entry, ops, kernels, hook, six, own_network))
+		if (is_idle_hook(role, private, ops))
 			continue;
-		program = hook_program_id(entry->priv);
-		if (!program || acting)
+		effect = effect_of_hook(skb, role, private, ops, position);
+		if (effect == HOOK_LEAVES)
+			continue;
+		if (effect == HOOK_GUARDS && !guarded) { /* a second one is another's */
+			guarded = true;
+			continue;
+		}
+		if (effect < 0 || acting)
 			return -1;
-		acting = program;
+		acting = effect;
 	}
 	return acting;
 }
