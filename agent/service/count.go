@@ -37,7 +37,7 @@ var (
 		"Packets from network devices by outcome: they began a flow, were rejected for lack of an endpoint, or were "+
 			"dropped: as the Service's policy says, for lack of a port (no_port) or an address (no_address) to "+
 			"masquerade with, because the flow map was full (no_room), or because the reverse path check failed "+
-			"(forged). handed_over counts packets that are redirected to a pod, bypassing the host stack "+
+			"(forged). handed_over counts packets that are redirected to a pod or another node, bypassing the host stack "+
 			"(mode ebpf).", []string{"outcome"}, nil)
 	fastPathDesc = prometheus.NewDesc("fairlead_fast_path_enabled",
 		"1 where packets to pods are redirected, bypassing the host stack, 0 where they take the host stack (mode ebpf).",

@@ -50,6 +50,7 @@ enum masq_range {
 	RANGE_PODS = 1 << 0,   /* this node's pods: what they send out of the cluster gets the node's address */
 	RANGE_INSIDE = 1 << 1, /* destinations that see pods' own addresses */
 	RANGE_NODES = 1 << 2,  /* own addresses of nodes that pods reach through the tunnel */
+	RANGE_REMOTE = 1 << 3, /* pods of other nodes */
 };
 
 /* How the packets of a tuple are translated, in fl_nat_dst or fl_nat_src. */
@@ -63,21 +64,22 @@ struct nat_entry {
 };
 
 /*
- * A cached route: to which pod of the node packets between two addresses go that enter by a device, provided that the
- * route back leads to that device.
+ * A cached route: to which pod of the node, or from one by which device to another node, packets between two addresses
+ * go that enter by a device, provided that the route back leads to that device.
  */
 struct route {
 	struct address source, destination;
 	__u64 expires;	   /* in ticks */
 	__u32 in_ifindex;  /* the device by which packets enter */
-	__u32 out_ifindex; /* the pod's device, 0: packets use the host stack */
+	__u32 out_ifindex; /* the device that they leave by, 0: packets use the host stack */
 	__u32 generation;  /* the kernel's counter of route changes at the time */
 	__u16 mtu;	   /* 65535: that or more */
 	__u8 tos;	   /* of IPv4 */
 	__u8 zero;
 	__u8 dst_mac[6];
 	__u8 src_mac[6];
-	__u32 egress_program; /* ID of our program at the pod's device */
+	__u32 egress_program; /* ID of our program at the pod's device, 0: it leads to other nodes */
+	__u32 by_stack;	      /* egress_program 0: the tick of the last packet that used the host stack */
 };
 
 #define ROUTES 1024

@@ -163,6 +163,7 @@ const (
 	deviceMasqRangeRANGE_PODS   deviceMasqRange = 1
 	deviceMasqRangeRANGE_INSIDE deviceMasqRange = 2
 	deviceMasqRangeRANGE_NODES  deviceMasqRange = 4
+	deviceMasqRangeRANGE_REMOTE deviceMasqRange = 8
 )
 
 type deviceNatEntry struct {
@@ -309,6 +310,8 @@ type deviceRoute struct {
 	DstMac        [6]uint8
 	SrcMac        [6]uint8
 	EgressProgram uint32
+	ByStack       uint32
+	_             [4]byte
 }
 
 type deviceSlot struct {

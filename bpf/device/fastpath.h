@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * The fast path: a packet from a device of the node to a pod of the node is redirected to the pod (bpf_redirect_peer),
- * bypassing the host stack and the queue of the pod's device. That is done only while nothing in the kernel would
- * handle the packet on its way: no netfilter hook (hooks.h) but that of network policies, IPsec policy, routing rule,
- * other program, queueing discipline, or tap. The kernel's own structs say so and are read for each packet: a rule
- * takes effect from the next packet on. The kernel's routes decide where packets go; a source that they don't lead back
- * to is left to the host stack.
+ * bypassing the host stack and the queue of the pod's device; one from a pod to another node is redirected to the
+ * device that leads there (bpf_redirect), bypassing the host stack alone. That is done only while nothing in the kernel
+ * would handle the packet on its way: no netfilter hook (hooks.h) but that of network policies, IPsec policy, routing
+ * rule, other program, queueing discipline, or tap. The kernel's own structs say so and are read for each packet: a
+ * rule takes effect from the next packet on. The kernel's routes decide where packets go; a source that they don't lead
+ * back to is left to the host stack.
  */
 #pragma once
 
@@ -28,6 +29,9 @@ enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2, XFRM_USERPOLICY_ACCEPT = 2 };
  * counter.
  */
 #define ROUTE_TTL 64
+
+/* After how many ticks a packet to another node uses the host stack again. */
+#define STACK_EVERY 512
 
 /*
  * The devices of the node's pods, by index: veth whose other end is in another network namespace; and the ID of our
@@ -221,20 +225,39 @@ static __always_inline __u32 wire_length(struct __sk_buff *skb, void *ip, void *
 	return protocol != IPPROTO_TCP || (void *)(tcp + 1) > end ? ~0U : header + tcp->doff * 4 + skb->gso_size;
 }
 
-/* Looks up a route in the kernel. */
+/*
+ * Returns whether a route may lead from a pod of the node to another node. Where the pod network is ours, to its pods
+ * alone: what is for nodes themselves, the guard judges (dataplane/network/guard).
+ */
+static __always_inline bool leads_to_other_node(const struct route *r)
+{
+	struct prefix key = {.length = 128, .address = r->destination};
+	__u32 *is;
+
+	if (!bpf_map_lookup_elem(&fl_pods, &r->in_ifindex))
+		return false;
+	if (!pod_network)
+		return true;
+	is = bpf_map_lookup_elem(&fl_masq_ranges, &key);
+	return is && *is & RANGE_REMOTE;
+}
+
+/* Looks up a route in the kernel. Returns for how many ticks the result is cached: while a neighbour is found, for one.
+ */
 __noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
 {
 	struct bpf_fib_lookup f = {.family = six ? AF_INET6 : AF_INET, .tot_len = 1};
 	__u32 to, *program;
+	long result;
 
 	if (!r)
-		return 0;
+		return ROUTE_TTL;
 	r->out_ifindex = 0;
 	if (!(r->source.word[0] | r->source.word[1] | r->source.word[3])) /* :: and 0.0.0.0 are no host's */
-		return 0;
+		return ROUTE_TTL;
 	if (six &&
 	    (r->source.word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000)) /* not forwarded: RFC 4291, 2.5.6 */
-		return 0;
+		return ROUTE_TTL;
 	f.ifindex = r->in_ifindex;
 	f.tos = r->tos;
 	if (six) {
@@ -244,15 +267,16 @@ __noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
 		f.ipv4_src = r->source.word[3];
 		f.ipv4_dst = r->destination.word[3];
 	}
-	if (bpf_fib_lookup(skb, &f, sizeof(f), 0) != BPF_FIB_LKUP_RET_SUCCESS || f.ifindex == r->in_ifindex)
-		return 0;
+	result = bpf_fib_lookup(skb, &f, sizeof(f), 0);
+	if (result != BPF_FIB_LKUP_RET_SUCCESS || f.ifindex == r->in_ifindex)
+		return result == BPF_FIB_LKUP_RET_NO_NEIGH ? 1 : ROUTE_TTL;
 	if (pod_network &&
 	    leaves_cluster(&r->source, &r->destination)) /* the node's own device may look like a pod's */
-		return 0;
+		return ROUTE_TTL;
 	program = bpf_map_lookup_elem(&fl_pods, &f.ifindex);
-	if (!program)
-		return 0;
-	r->egress_program = *program;
+	if (!program && !leads_to_other_node(r))
+		return ROUTE_TTL;
+	r->egress_program = program ? *program : 0;
 	to = f.ifindex;
 	r->mtu = f.mtu_result;
 	__builtin_memcpy(r->dst_mac, f.dmac, sizeof(r->dst_mac));
@@ -270,7 +294,21 @@ __noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
 	if (bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_SKIP_NEIGH) == BPF_FIB_LKUP_RET_SUCCESS &&
 	    f.ifindex == r->in_ifindex)
 		r->out_ifindex = to;
-	return 0;
+	return ROUTE_TTL;
+}
+
+/*
+ * Returns whether a packet to another node uses the host stack, which sees to it that the next hop's link-layer address
+ * is still right (RFC 4861, 7.3; ARP likewise): the first of a route, and one of many.
+ */
+static __always_inline bool is_due_by_stack(struct route *r)
+{
+	__u32 now = bpf_jiffies64();
+
+	if (r->by_stack && now - r->by_stack < STACK_EVERY)
+		return false;
+	r->by_stack = now | 1;
+	return true;
 }
 
 /* Returns the cached route of a plain packet, looked up anew if it has expired. */
@@ -299,13 +337,14 @@ static __always_inline struct route *route_of(struct __sk_buff *skb, void *ip, s
 		   r->generation == routes && r->tos == tos && addr_equal(&r->source, &source) &&
 		   addr_equal(&r->destination, &destination)))
 		return r;
+	if (!addr_equal(&r->source, &source) || !addr_equal(&r->destination, &destination))
+		r->by_stack = 0;
 	r->source = source;
 	r->destination = destination;
 	r->in_ifindex = from;
 	r->generation = routes;
 	r->tos = tos;
-	resolve_route(skb, r, is6);
-	r->expires = now + ROUTE_TTL;
+	r->expires = now + (resolve_route(skb, r, is6) == ROUTE_TTL ? ROUTE_TTL : 1);
 	return r;
 }
 
@@ -358,10 +397,19 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 		return TCX_NEXT;
 	if (six && !net->ipv6.devconf_all->forwarding) /* the route lookup reports that of IPv4 alone */
 		return TCX_NEXT;
-	to = device_by_index(net, r->out_ifindex);
-	if (!to || length > to->mtu || !egress_unobserved(to, r->egress_program))
-		return TCX_NEXT;
 	target.out_ifindex = r->out_ifindex;
+	to = device_by_index(net, r->out_ifindex);
+	if (!to || length > to->mtu)
+		return TCX_NEXT;
+	if (r->egress_program) {
+		if (!egress_unobserved(to, r->egress_program))
+			return TCX_NEXT;
+	} else {
+		if (to->nf_hooks_egress ||
+		    is_due_by_stack(r)) /* the kernel skips that hook for what programs redirect */
+			return TCX_NEXT;
+		target.out_ifindex |= TO_OTHER_NODE;
+	}
 	__builtin_memcpy(target.dst_mac, r->dst_mac, sizeof(target.dst_mac));
 	__builtin_memcpy(target.src_mac, r->src_mac, sizeof(target.src_mac));
 	if (hook)
@@ -369,7 +417,7 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 	if (!rewrite_l2(skb, ip, &target, six))
 		return TCX_NEXT;
 	count_packet(EVENT_REDIRECTED);
-	return bpf_redirect_peer(target.out_ifindex, 0);
+	return redirect(&target);
 }
 
 __noinline int fast_path4(struct __sk_buff *skb)

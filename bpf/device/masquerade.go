@@ -18,6 +18,7 @@ const (
 	MasqueradePods   = uint32(deviceMasqRangeRANGE_PODS)   // this node's pods
 	MasqueradeInside = uint32(deviceMasqRangeRANGE_INSIDE) // destinations that see pods' own addresses
 	MasqueradeNodes  = uint32(deviceMasqRangeRANGE_NODES)  // own addresses of nodes that pods reach through the tunnel
+	MasqueradeRemote = uint32(deviceMasqRangeRANGE_REMOTE) // pods of other nodes
 )
 
 // MasqueradeRanges is the map by which programs at devices know which packets leave the cluster. Whoever comes first

@@ -27,7 +27,7 @@ func TestPinsAsBeforeRenames(t *testing.T) {
 	want := []string{
 		"addresses-2bcf1e1d", "affinity-aa63c25f", "connected-2ad3b5b6", "counted-559f83cf", "destinations-c9c3be56",
 		"fl_masq_ranges-b09f9c16", "fl_node_udp-6bc23b51", "fl_policy_calls-5783482c", "fragments-e9696609", "homes-e68c635e",
-		"lanes-75eeb969", "loads-d3ddd5ee",
+		"lanes-b738c6e5", "loads-d3ddd5ee",
 		"named-9ecf113e", "names-226f40b0", "packets-fc2e380d", "peers-c628e9a2", "ports-2bcf1e1d",
 		"question-a7e19267", "sources-c9c3be56",
 	}

@@ -233,7 +233,7 @@ __noinline int redirect_accepted(struct __sk_buff *skb, int six)
 	    !(six ? rewrite_l2(skb, ip, &target, true) : rewrite_l2(skb, ip, &target, false)))
 		return TCX_NEXT;
 	count_event(POLICY_REDIRECTED);
-	return bpf_redirect_peer(target.out_ifindex, 0);
+	return redirect(&target);
 }
 
 /*
@@ -263,7 +263,7 @@ __noinline int reset_ends(struct __sk_buff *skb, const struct tuple *of, int six
 	__builtin_memcpy(e.h_dest, target.dst_mac, sizeof(e.h_dest));
 	__builtin_memcpy(e.h_source, target.src_mac, sizeof(e.h_source));
 	bpf_skb_store_bytes(skb, 0, &e, sizeof(e), 0);
-	bpf_clone_redirect(skb, target.out_ifindex, 0);
+	bpf_clone_redirect(skb, target.out_ifindex & ~TO_OTHER_NODE, 0);
 	r.source = t.dest;
 	r.dest = t.source;
 	r.seq = t.ack_seq;

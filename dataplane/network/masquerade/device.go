@@ -26,7 +26,7 @@ func (Range) Rank() int { return 0 }
 func (r Range) String() string { return netip.Prefix(r).String() }
 
 // RangeFact is a prefix with what its addresses are: device.MasqueradePods, device.MasqueradeInside, and with the
-// latter device.MasqueradeNodes.
+// latter device.MasqueradeNodes or device.MasqueradeRemote.
 type RangeFact = dataplane.Fact[Range, uint32]
 
 // DevicePlane writes facts for the programs at devices of Services' mode ebpf, which masquerade by them. It belongs to
@@ -80,7 +80,7 @@ func (*DevicePlane) Render(part model.NetworkPart) (l []RangeFact) {
 		if v.PodsOnly {
 			return []RangeFact{{Key: Range(v.To), Value: device.MasqueradeInside | device.MasqueradeNodes}}
 		}
-		inside(v.To)
+		l = append(l, RangeFact{Key: Range(v.To), Value: device.MasqueradeInside | device.MasqueradeRemote})
 		if v.Hop == model.Direct { // the node is on the link, and sees pods' own addresses
 			inside(netip.PrefixFrom(v.Via, v.Via.BitLen()))
 		}

@@ -230,7 +230,7 @@ func eachItsPort(t *testing.T, pod *netns.Namespace) {
 // TestNodesBehindTheTunnelAtDevices renders what programs at devices know of nodes behind the tunnel.
 func TestNodesBehindTheTunnelAtDevices(t *testing.T) {
 	to := prefixes("198.18.0.9/32")[0]
-	for podsOnly, want := range map[bool]uint32{false: device.MasqueradeInside,
+	for podsOnly, want := range map[bool]uint32{false: device.MasqueradeInside | device.MasqueradeRemote,
 		true: device.MasqueradeInside | device.MasqueradeNodes} {
 		got := (&DevicePlane{}).Render(&model.Route{Node: "c", To: to, Hop: model.Tunneled, PodsOnly: podsOnly})
 		if len(got) != 1 || got[0] != (RangeFact{Key: Range(to), Value: want}) {

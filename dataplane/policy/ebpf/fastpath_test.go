@@ -52,6 +52,7 @@ func newDevicePath(n *policytest.Network) *devicePath {
 		all, err := plane.Devices()
 		n.Must(err)
 		for _, x := range all {
+			x.Pod = x.Pod && !(across && x.Index%2 == 1)
 			if d.devices = append(d.devices, x); !x.Own {
 				n.Must(errors.Join(p.AttachDevice(d.links, x, false), p.AttachDevice(d.links, x, true)))
 			}
@@ -76,17 +77,25 @@ func (d *devicePath) slow() (reasons []device.SlowReason) {
 	return reasons
 }
 
-// inFastPath has newNode make nodes with programs at devices; redirected is how many packets these redirected.
+// inFastPath has newNode make nodes with programs at devices, across has these take every second pod's device for one
+// that leads to another node; redirected is how many packets these redirected.
 var (
-	inFastPath bool
-	redirected uint64
+	inFastPath, across bool
+	redirected         uint64
 )
 
 // TestInFastPath has flows evaluated by the program that redirects them. What isn't redirected, such as fragments, ICMP
 // and forged sources, is evaluated at the hooks by the same flows.
 func TestInFastPath(t *testing.T) {
 	inFastPath = true
-	defer func() { inFastPath = false }()
+	defer func() { inFastPath, across = false, false }()
+	for _, across = range []bool{false, true} {
+		t.Run(map[bool]string{false: "pods of the node", true: "pods of other nodes"}[across], evaluatesInFastPath)
+	}
+}
+
+func evaluatesInFastPath(t *testing.T) {
+	redirected = 0
 	for name, test := range map[string]func(*testing.T){
 		"verdict": TestFlowsFollowVerdict, "reset": resetWithdrawn, "forgotten": TestForgottenFlows,
 		"replaced": TestProgramIsReplacedWithoutAGap, "forged": TestForgedSourceIsDropped, "fragments": TestFragments,

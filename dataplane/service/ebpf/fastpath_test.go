@@ -45,11 +45,17 @@ var podAddrs = map[string]map[bool]string{
 // withPods runs f in such a node, whose plane has no Service.
 func withPods(t *testing.T, f func(*twoPods)) {
 	t.Helper()
-	withPodsOf(t, false, f)
+	withPodsOf(t, podsWorld{}, f)
 }
 
-// withPodsOf is withPods; network is Options.PodNetwork.
-func withPodsOf(t *testing.T, network bool, f func(*twoPods)) {
+// podsWorld is what of a node with pods may be otherwise.
+type podsWorld struct {
+	network bool // Options.PodNetwork
+	across  bool // b and c are pods of other nodes, behind bridges of those names
+}
+
+// withPodsOf is withPods for such a node.
+func withPodsOf(t *testing.T, of podsWorld, f func(*twoPods)) {
 	t.Helper()
 	if err := bpf.ProbeDevices(); err != nil {
 		t.Fatalf("this test needs programs at devices: %v", err)
@@ -75,9 +81,16 @@ func withPodsOf(t *testing.T, network bool, f func(*twoPods)) {
 		)
 		for i, name := range []string{"a", "b", "c"} {
 			ns, as := w.pods[name].Name, map[string]string{"a": "a", "b": "b", "c": "b"}[name]
+			device := `ip link add name %[1]s address 02:00:00:00:0%[3]d:01 type veth \
+				peer name eth0 address 02:00:00:00:0%[3]d:02 netns %[2]s`
+			if of.across && name != "a" {
+				device = `ip link add name %[1]s address 02:00:00:00:0%[3]d:01 type bridge forward_delay 0 mcast_snooping 0
+				ip link add name p%[1]s type veth peer name eth0 address 02:00:00:00:0%[3]d:02 netns %[2]s
+				ip link set dev p%[1]s up master %[1]s
+				for f in ip ip6; do sysctl -qw net.bridge.bridge-nf-call-${f}tables=0 || true; done`
+			}
 			w.run(fmt.Sprintf(`ip netns exec %[2]s sysctl -qw net.ipv6.conf.default.accept_dad=0
-				ip link add name %[1]s address 02:00:00:00:0%[3]d:01 type veth \
-					peer name eth0 address 02:00:00:00:0%[3]d:02 netns %[2]s
+				`+device+`
 				ip link set dev %[1]s up && ip addr add fe80::1/64 dev %[1]s nodad
 				ip -n %[2]s link set eth0 up && ip -n %[2]s link set lo up
 				ip -n %[2]s addr add %[4]s/32 dev eth0 && ip -n %[2]s addr add %[5]s/128 dev eth0 nodad
@@ -99,13 +112,22 @@ func withPodsOf(t *testing.T, network bool, f func(*twoPods)) {
 				})
 			}
 		}
-		o.PodNetwork = network
+		o.PodNetwork = of.network
 		w.run("unshare -n sh -c 'iptables-legacy -L; nft add table inet t' >/dev/null") // modules, which nodes have loaded
 		w.plane = opened(t, o)
 		defer func() { clean(t, w.plane) }()
 		change(t, w.plane, nil, []model.ServicePart{theNode})
 		f(w)
 	})
+}
+
+// nearAndAcross runs f with pods of one node, and with pods of several.
+func nearAndAcross(t *testing.T, f func(*testing.T, *twoPods)) {
+	for _, across := range []bool{false, true} {
+		t.Run(map[bool]string{false: "pods of the node", true: "pods of other nodes"}[across], func(t *testing.T) {
+			withPodsOf(t, podsWorld{across: across}, func(w *twoPods) { f(t, w) })
+		})
+	}
 }
 
 // run runs commands on the node.
@@ -249,7 +271,7 @@ func kubeFirewall(program string) string {
 // Packets are redirected beside hooks that would leave them as they are: each by itself, and all together.
 func TestFastPathBesideIdleHooks(t *testing.T) {
 	for _, network := range []bool{false, true} {
-		withPodsOf(t, network, func(w *twoPods) {
+		withPodsOf(t, podsWorld{network: network}, func(w *twoPods) {
 			for _, c := range idleHooks {
 				w.run(c.put)
 				w.watched(func() { w.redirects("beside " + c.name) })
@@ -423,7 +445,7 @@ func TestNoRedirectPastHooks(t *testing.T) {
 // The pod network's own rules of routing, by which a pod's packets to other nodes take a table of theirs, keep no
 // packet off the fast path; rules beside them do, while they are there.
 func TestFastPathBesideRulesOfThePodNetwork(t *testing.T) {
-	withPodsOf(t, true, func(w *twoPods) {
+	withPodsOf(t, podsWorld{network: true}, func(w *twoPods) {
 		w.run("for f in -4 -6; do ip $f rule add fwmark 0/0x20000000 lookup 77 pref 250 protocol 250; done; " +
 			"ip route add 192.0.2.9 dev lo table 77; ip -6 route add 2001:db8::9 dev lo table 77")
 		w.redirects("beside own rules")
@@ -453,7 +475,7 @@ func TestFastPathBesideRulesOfThePodNetwork(t *testing.T) {
 			t.Errorf("beside more rules than are read: %d packets were redirected, %v", n, err)
 		}
 	})
-	withPodsOf(t, false, func(w *twoPods) { // where pods are another plugin's, nothing is ours
+	withPodsOf(t, podsWorld{}, func(w *twoPods) { // where pods are another plugin's, nothing is ours
 		w.run("for f in -4 -6; do ip $f rule add from all lookup 77 pref 250 protocol 250; done")
 		if slow := w.slow(); slow != "routing_rule" {
 			t.Errorf("beside another network's rules, the fast path is reported off: %q", slow)
@@ -557,7 +579,7 @@ func dropper(t *testing.T, kind cebpf.ProgramType, result int32) *cebpf.Program 
 // A packet comes as the node would have sent it: from the device's address to the pod's, a hop further, with right
 // sums.
 func TestRedirectedAsForwarded(t *testing.T) {
-	withPods(t, func(w *twoPods) {
+	nearAndAcross(t, func(t *testing.T, w *twoPods) {
 		w.redirects("with nothing in the way")
 		each(func(protocol model.Protocol, six bool) {
 			var tap int
@@ -667,7 +689,7 @@ func TestTapSeesAll(t *testing.T) {
 
 // Packets go where a route leads from now on.
 func TestRedirectFollowsRoutes(t *testing.T) {
-	withPods(t, func(w *twoPods) {
+	nearAndAcross(t, func(t *testing.T, w *twoPods) {
 		w.redirects("with nothing in the way")
 		w.route("replace", "b", "c")
 		each(func(protocol model.Protocol, six bool) {
@@ -685,7 +707,7 @@ func TestRedirectFollowsRoutes(t *testing.T) {
 
 // A source that isn't the pod's is the kernel's to judge, and so is a frame for another host.
 func TestForgedNotRedirected(t *testing.T) {
-	withPods(t, func(w *twoPods) {
+	nearAndAcross(t, func(t *testing.T, w *twoPods) {
 		w.redirects("with nothing in the way")
 		w.run(
 			"ip -n " + w.pods["a"].Name + " addr add 10.244.1.9/32 dev eth0; " +
@@ -745,7 +767,7 @@ func (w *twoPods) send(six bool, tos, hops, size int) (err error) {
 // A packet that is too long for its route or the pod's device, or came too far, is answered by the node, and so is
 // one of a class that is routed otherwise.
 func TestNoRedirectWhenICMPErrorDue(t *testing.T) {
-	withPods(t, func(w *twoPods) {
+	nearAndAcross(t, func(t *testing.T, w *twoPods) {
 		w.redirects("with nothing in the way")
 		for _, six := range []bool{false, true} {
 			if err := w.send(six, 0, 64, 1300); err != nil {

@@ -36,7 +36,7 @@ type outside struct {
 // withOutside runs f in such a node.
 func withOutside(t *testing.T, f func(*outside)) {
 	t.Helper()
-	withPodsOf(t, true, func(w *twoPods) {
+	withPodsOf(t, podsWorld{network: true}, func(w *twoPods) {
 		o := &outside{twoPods: w, wire: netnstest.New(t)}
 		node, err := netns.Current()
 		if err != nil {

@@ -61,7 +61,7 @@ func (r *trial) method() []string {
 			"cgroup of their own, as pods' processes are. Where times are measured, a block lasts %v after %v.",
 			r.profile.Block, r.profile.Warm),
 		"To an agent the wire looks like a pod's device: a veth whose other end is in another network namespace. The " +
-			"lab takes it out of the fast path's map of these: what leaves a node by a network card is never redirected.",
+			"lab takes it out of the fast path's map of these: what leaves a node by a network card is sent by the card.",
 		"An arm that is not what it is said to be ends the run, before all rounds and after: each node with the fast path " +
 			"must redirect at least one packet of each connection, and others none in the whole run; the tunnel's device must " +
 			"carry at least one where there is a tunnel, and connections must be tracked where the arm says so, and nowhere " +

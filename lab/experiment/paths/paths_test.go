@@ -16,7 +16,7 @@ import (
 func TestMain(m *testing.M) { labtest.Main(m) }
 
 // TestPaths connects pods by the program that users run: each path has the packets that it takes, and the fast path
-// redirects those to pods alone, not those to the wire.
+// redirects those to pods, and those to other nodes.
 func TestPaths(t *testing.T) {
 	program := labtest.Program(t)
 	_, s := labtest.Run(t, nil, func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial,
@@ -32,15 +32,19 @@ func TestPaths(t *testing.T) {
 		tunnel     bool
 	}{{testbed.ArmDirect, 2, 0, false}, {armSame + suffixPlain, 4, 0, false}, {armSame + suffixStack, 4, 0, false},
 		{armSame, 4, 1, false}, {armPlain, 6, 0, false}, {"veth-tracked", 6, 0, false}, {"bridge-tracked", 8, 0, false},
-		{armNative + suffixNFTables, 6, 0, false}, {armNative + suffixStack, 6, 0, false}, {armNative, 6, 1, false},
-		{armVXLAN + suffixNFTables, 8, 0, true}, {armVXLAN + suffixStack, 8, 0, true}, {armVXLAN, 8, 1, true},
-		{armMixed, 8, 0.6, true}} {
+		{armNative + suffixNFTables, 6, 0, false}, {armNative + suffixStack, 6, 0, false}, {armNative, 6, 2, false},
+		{armVXLAN + suffixNFTables, 8, 0, true}, {armVXLAN + suffixStack, 8, 0, true}, {armVXLAN, 8, 2, true},
+		{armMixed, 8, 1.2, true}} {
 		// what other packets the processor took meanwhile is in it too
 		if got := labtest.Number(t, s, "packets", want.arm, nil); math.Abs(got-want.packets) > 0.3 {
 			t.Errorf("%s: %v packets for each round trip, want %v", want.arm, got, want.packets)
 		}
 		got := labtest.Number(t, s, "redirected", want.arm, nil) / onSameNode
-		if math.Abs(got-want.redirected) > 0.15 {
+		least := want.redirected - 0.15
+		if want.redirected > 1 { // what leaves a node while its next hop isn't known yet, and now and then, uses the stack
+			least = 0.6 * want.redirected
+		}
+		if got < least || got > want.redirected+0.15 {
 			t.Errorf("%s: %v of the packets that are redirected on one node, want %v", want.arm, got, want.redirected)
 		}
 		if got := labtest.Number(t, s, "tunnel", want.arm, nil); got > 1 != want.tunnel {
