@@ -97,8 +97,8 @@ test-matrix: root packages ## every case and many random worlds of network polic
 	$(GO) test -timeout 90m -count 1 -run 'Polic(y|ies)|NetworkConformance|ChangeUnderTraffic|ForgedSources' ./agent -matrix -worlds 1000 -replacements 1000 -forged 2000
 
 .PHONY: test-scale
-test-scale: root packages ## 100,000 pods × 75,000 network policies through an agent into each policy engine: time and memory, some minutes
-	$(GO) test -timeout 30m -count 1 -v -run TestPolicyScale ./test -scale-pods 100000 -scale-rest 20s
+test-scale: root packages ## 100,000 pods × 75,000 network policies through an agent into each policy engine, then 10,000 Services × 10: time and memory, some minutes
+	$(GO) test -timeout 30m -count 1 -v -run Scale$$ ./test -scale-pods 100000 -scale-services 10000 -scale-rest 20s
 
 .PHONY: memory-accept
 memory-accept: ## measure the live heap by what made it, and commit to it: test/memory/testdata, which make test holds it to, and docs/measurements/memory.md

@@ -15,18 +15,25 @@ import (
 	"testing"
 	"time"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
+
 	"fairlead.dev/fairlead/bpf/policy"
 	"fairlead.dev/fairlead/kernel/bpf"
 	"fairlead.dev/fairlead/kernel/netns"
 	"fairlead.dev/fairlead/sandbox/apiserver"
 	"fairlead.dev/fairlead/sandbox/generate"
+	"fairlead.dev/fairlead/source"
 )
 
 var scalePods = flag.Int("scale-pods", 1000, "TestPolicyScale: pods of the cluster; for four of them it has three "+
 	"policies")
 
-var scaleRest = flag.Duration("scale-rest", 0, "TestPolicyScale: for how long an agent is left alone before its "+
-	"memory is read")
+var scaleRest = flag.Duration("scale-rest", 0, "for how long an agent is left alone before its memory is read")
+
+var scaleServices = flag.Int("scale-services", 1000, "TestServiceScale: Services of the cluster, of 10 endpoints each")
+
+var scaleChurn = flag.Duration("scale-churn", 0, "TestServiceScale: for how long 20 EndpointSlices change a second "+
+	"after that")
 
 var scaleProfile = flag.String("scale-profile", "", "TestPolicyScale: a folder for profiles of each engine's second "+
 	"agent: its processor while it starts, and its heap after")
@@ -99,6 +106,66 @@ func enforced(t *testing.T, ns *netns.Namespace, flags []string, profiles string
 		elapsed.Round(time.Millisecond), used, s.held(), now>>20, peak>>20, s.Policies.Parts)
 	profile("heap", "/debug/pprof/heap?gc=1")
 	return s
+}
+
+// An agent programs a large cluster's Services, follows what changes, and says how much memory it takes. With
+// -scale-services 10000 and 30000 it is make test-scale.
+func TestServiceScale(t *testing.T) {
+	objects := generate.Cluster(*scaleServices, 10)
+	server := &churning{Server: apiserver.New(objects...)}
+	server.Encode() // no agent waits for it
+	for _, o := range objects {
+		if s, ok := o.(*discoveryv1.EndpointSlice); ok {
+			server.slices = append(server.slices, s)
+		}
+	}
+	for _, mode := range []string{"nftables", "ebpf"} {
+		t.Run(mode, func(t *testing.T) {
+			ns, kubeconfig := scaleNode(t, "scale-"+mode, server.Server)
+			began := time.Now()
+			a := runIn(t, ns, "--kubeconfig", kubeconfig, "--node", "a", "--mode", mode)
+			within(t, 5*time.Minute, "all is in the kernel", func() bool { return pageIn(ns, "/readyz") == "ok\n" })
+			t.Logf("all is in the kernel after %s, %s of processor time", time.Since(began).Round(time.Millisecond), a.used())
+			time.Sleep(*scaleRest)
+			tell := func() {
+				now, peak := a.resident()
+				t.Logf("%d MiB resident, %d at most, %s of processor time", now>>20, peak>>20, a.used())
+			}
+			tell()
+			before := server.passed
+			server.churn(500, 10*time.Millisecond)
+			tell()
+			for left := *scaleChurn; left > 0; left -= time.Minute {
+				server.churn(1200, 50*time.Millisecond)
+				tell()
+			}
+			within(t, 20*time.Second, "all changes are in the kernel", func() bool {
+				s := scaleState{}
+				err := json.Unmarshal([]byte(pageIn(ns, "/status")), &s)
+				l := s.Loops[mode]
+				return err == nil && l.Puts >= *scaleServices+server.passed-before && l.Unsynced == 0
+			})
+		})
+	}
+}
+
+// churning is an API server whose EndpointSlices change.
+type churning struct {
+	*apiserver.Server
+	slices []*discoveryv1.EndpointSlice
+	passed int // changes
+}
+
+// churn changes EndpointSlices in turn: each lacks another of its endpoints than before.
+func (c *churning) churn(changes int, pause time.Duration) {
+	for range changes {
+		s := c.slices[c.passed%len(c.slices)].DeepCopy()
+		k := c.passed / len(c.slices) % len(s.Endpoints)
+		s.Endpoints = slices.Delete(s.Endpoints, k, k+1)
+		c.Apply(source.Change{Key: source.KeyOf(s), Object: s})
+		c.passed++
+		time.Sleep(pause)
+	}
 }
 
 // used returns the agent's processor time.
