@@ -264,12 +264,10 @@ func (a *Agent) consume(ctx context.Context, b source.Batch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.problems = b.Problems
-	if b.Waiting {
-		a.logProblems()
-		return
+	if !b.Waiting {
+		a.batches.count++
 	}
-	a.batches.count++
-	d, _ := a.pass(subsystem.Update{Changes: b.Changes, Batch: true, Unlisted: b.Unlisted, Seen: b.Seen})
+	d, _ := a.pass(subsystem.Update{Changes: b.Changes, Batch: !b.Waiting, Unlisted: b.Unlisted, Seen: b.Seen})
 	attachedPods{a}.seen(b.Changes)
 	a.logProblems()
 	if a.batches.count == 1 {

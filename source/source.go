@@ -220,14 +220,13 @@ func (p Problem) String() string {
 	return s + p.Message + " (" + p.Reason + ")"
 }
 
-// Batch is what a source saw at one time. The first batch that is not Waiting holds everything there is of the kinds
-// that are not Unlisted. Of these each batch holds what has come meanwhile, and once one of them is not Unlisted any
-// more everything there is of it has come.
+// Batch is what a source saw at one time. With the first batch that is not Waiting everything there is has come of the
+// kinds that are not Unlisted, and once one of these is not Unlisted any more everything there is of it.
 type Batch struct {
 	Changes  []Change
 	Problems []Problem // all that stand now, not only new ones
 	Seen     time.Time // when the oldest of the changes came; zero: now
-	Waiting  bool      // it is not known yet what there is: there are no Changes, and what the kernel holds stays
+	Waiting  bool      // it is not known yet what there is: what the kernel holds stays
 	Unlisted []Kind    // kinds for policies of which that is so
 }
 

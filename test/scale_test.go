@@ -127,17 +127,17 @@ func TestServiceScale(t *testing.T) {
 			within(t, 5*time.Minute, "all is in the kernel", func() bool { return pageIn(ns, "/readyz") == "ok\n" })
 			t.Logf("all is in the kernel after %s, %s of processor time", time.Since(began).Round(time.Millisecond), a.used())
 			time.Sleep(*scaleRest)
-			tell := func() {
+			report := func() {
 				now, peak := a.resident()
 				t.Logf("%d MiB resident, %d at most, %s of processor time", now>>20, peak>>20, a.used())
 			}
-			tell()
+			report()
 			before := server.passed
 			server.churn(500, 10*time.Millisecond)
-			tell()
+			report()
 			for left := *scaleChurn; left > 0; left -= time.Minute {
 				server.churn(1200, 50*time.Millisecond)
-				tell()
+				report()
 			}
 			within(t, 20*time.Second, "all changes are in the kernel", func() bool {
 				s := scaleState{}

@@ -68,11 +68,10 @@ func limit() {
 	metrics.Read(s)
 	v := func(i int) int64 { return int64(s[i].Value.Uint64()) }
 	around := v(0) - v(1) - v(2) - v(3)
-	goal := max(v(4)+headroom(v(4)), 8<<20)
+	goal := v(4) + headroom(v(4))
 	// the runtime begins a thirty-second and 1 MiB before the limit (mgcpacer.go)
 	debug.SetMemoryLimit(min(around+goal+goal/32+1<<20, bound()))
 }
 
-// headroom returns by how much a living heap may grow before the next collection: by half, beyond 32 MiB by a quarter,
-// since a large cluster's is large.
-func headroom(live int64) int64 { return live/4 + min(live/4, 8<<20) }
+// headroom returns by how much a living heap may grow before the next collection: by a quarter, a small one by 4 MiB.
+func headroom(live int64) int64 { return max(live/4, 4<<20) }

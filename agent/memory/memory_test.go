@@ -28,7 +28,7 @@ const alone = "FAIRLEAD_TEST_ALONE"
 
 func TestHeadroomAndContainer(t *testing.T) {
 	const mib = 1 << 20
-	for live, want := range map[int64]int64{8 * mib: 4 * mib, 32 * mib: 16 * mib, 128 * mib: 40 * mib} {
+	for live, want := range map[int64]int64{8 * mib: 4 * mib, 32 * mib: 8 * mib, 128 * mib: 32 * mib} {
 		if got := headroom(live); got != want {
 			t.Errorf("a living heap of %d MiB may grow by %d MiB, want %d", live/mib, got/mib, want/mib)
 		}

@@ -62,10 +62,9 @@ type Network struct {
 
 	mu       sync.Mutex // guards what follows
 	resolver *resolve.Resolver
-	decides  bool            // the source has been read
-	begun    bool            // the planes have the first parts
-	devices  []string        // the node's devices; nil: not known yet, nothing follows from objects
-	early    []source.Change // that came before
+	decides  bool     // the source has been read
+	begun    bool     // the planes have the first parts
+	devices  []string // the node's devices; nil: not known yet, nothing follows from objects
 	files
 	problems
 }
@@ -217,7 +216,7 @@ func (n *Network) SetDevices(l []resolve.Device, noIPv6 bool) {
 		n.devices = append(n.devices, d.Name)
 	}
 	if n.decides {
-		n.decide(nil)
+		n.decide()
 	}
 }
 
@@ -238,11 +237,15 @@ func (n *Network) acceptAdvertisements() (why string) {
 
 // Decide implements subsystem.Subsystem. No other subsystem hears of what it decides: the planes do at once.
 func (n *Network) Decide(u subsystem.Update, d *model.Delta) (known bool) {
-	if d != nil && u.Names == nil {
-		n.mu.Lock()
-		defer n.mu.Unlock()
+	if n.Chained || u.Names != nil {
+		return true
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.resolver.Observe(u.Changes)
+	if d != nil {
 		n.decides = true
-		n.decide(u.Changes)
+		n.decide()
 	}
 	return true
 }
@@ -251,16 +254,11 @@ func (n *Network) Decide(u subsystem.Update, d *model.Delta) (known bool) {
 func (n *Network) Change(subsystem.Update, model.Delta) {}
 
 // decide passes to the planes what follows from changes of objects. n.mu is held.
-func (n *Network) decide(changes []source.Change) {
-	if n.Chained {
-		return
-	}
+func (n *Network) decide() {
 	if n.devices == nil { // without an uplink, what an agent before this one has written would go for a moment
-		n.early = append(n.early, changes...)
 		return
 	}
-	changes, n.early = append(n.early, changes...), nil
-	c := n.resolver.Apply(changes)
+	c := n.resolver.Apply(nil)
 	ignored := n.acceptAdvertisements()
 	n.server.SetSources(n.resolver.Sources())
 	if !n.begun {
@@ -429,7 +427,7 @@ func (n *Network) checkFiles() {
 	defer n.mu.Unlock()
 	n.readMasquerade()
 	if n.decides {
-		n.decide(nil)
+		n.decide()
 	}
 	if n.established {
 		n.setFailed(n.OnReady())

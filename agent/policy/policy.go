@@ -145,7 +145,9 @@ func (p *Policies) Decide(u subsystem.Update, d *model.Delta) (known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.observe(u)
-	if d != nil {
+	if d == nil {
+		p.resolver.Observe(u.Changes)
+	} else {
 		p.decide(u, d)
 	}
 	return !slices.ContainsFunc(u.Attached, func(a *model.Attachment) bool {

@@ -105,7 +105,9 @@ func (s *Services) Decide(u subsystem.Update, d *model.Delta) (known bool) {
 	for _, a := range u.Detached {
 		s.resolver.DetachPod(subsystem.PodKey(a.Pod), a.Addresses)
 	}
-	if d != nil && u.Names == nil {
+	if d == nil {
+		s.resolver.Observe(u.Changes)
+	} else if u.Names == nil {
 		c := s.resolver.Apply(u.Changes)
 		d.Services, d.Health, d.Triggered = c.Services, c.Health, c.Triggered
 	}

@@ -101,9 +101,8 @@ func (r *Resolver) SetNoIPv6(none bool) {
 	r.config.NoIPv6 = none
 }
 
-// Apply makes changes true and returns what changes on the node by them, in a settled order. Kinds that mean nothing to
-// the pod network, and changes of Nodes that mean nothing to it, cost next to nothing; others cost what all Nodes do.
-func (r *Resolver) Apply(changes []source.Change) model.Change[model.NetworkPart] {
+// Observe makes changes true. What follows from them the next Apply decides.
+func (r *Resolver) Observe(changes []source.Change) {
 	for _, c := range changes {
 		switch c.Key.Kind {
 		case source.Node:
@@ -118,6 +117,12 @@ func (r *Resolver) Apply(changes []source.Change) model.Change[model.NetworkPart
 			r.applySCTP(c.Key, o)
 		}
 	}
+}
+
+// Apply makes changes true and returns what changes on the node by them, in a settled order. Kinds that mean nothing to
+// the pod network, and changes of Nodes that mean nothing to it, cost next to nothing; others cost what all Nodes do.
+func (r *Resolver) Apply(changes []source.Change) model.Change[model.NetworkPart] {
+	r.Observe(changes)
 	if !r.stale && !r.sources.changed && !r.sctp.changed {
 		return model.Change[model.NetworkPart]{}
 	}

@@ -148,7 +148,16 @@ func TestIDsDependOnTheCluster(t *testing.T) {
 	id := func(uid string) uint64 {
 		all := kubernetes()
 		all[0].SetUID(types.UID(uid))
-		return frontend(t, resolved(n1, append(all, svc())...), "10.96.0.1:80/tcp").Internal.Pool.ID
+		all = append(all, svc())
+		observed := New(n1)
+		observed.Observe(puts(all...)) // and once more, as where a list changes while it comes
+		observed.Observe(puts(all...))
+		observed.Apply(nil)
+		n := frontend(t, resolved(n1, all...), "10.96.0.1:80/tcp").Internal.Pool.ID
+		if m := frontend(t, observed, "10.96.0.1:80/tcp").Internal.Pool.ID; m != n {
+			t.Errorf("the ID is %x, and %x where objects come one after the other", n, m)
+		}
+		return n
 	}
 	if id("a") == id("b") || id("") != hashName("shop/web:http tcp ipv4 cluster") {
 		t.Errorf("IDs %x, %x, %x", id("a"), id("b"), id(""))

@@ -357,11 +357,14 @@ func steps(t dice) {
 		mustRetainPointers(t, before, r.Services())
 	}
 	for _, order := range orders(t, there) {
-		fresh := New(config)
+		fresh, later := New(config), New(config)
 		for _, batch := range order {
 			fresh.Apply(batch)
+			later.Observe(batch)
 		}
 		mustEqual(t, fresh, r)
+		later.Apply(nil)
+		mustEqual(t, later, r)
 	}
 	sum.apply(t, r.Apply(deepCopies(there)))
 	if !sum.unchanged {

@@ -88,6 +88,9 @@ type unpublished struct {
 	shownClusterIPs   map[netip.Addr]*model.ClusterIP // what the Deltas so far come to
 	changedEntries    map[model.Entry]struct{}        // entries with another holder
 	changedNodePorts  map[*namespace]struct{}         // namespaces with other node ports
+	staleRanges       bool                            // Nodes have other addresses or pods
+	staleNode         bool                            // this node may be another, or addresses be others' than before
+	uid               string                          // of the Service default/kubernetes
 }
 
 // service is what is known of one Service, or of a pod's host ports, and what it comes to.
@@ -160,32 +163,41 @@ func hashName(name string) uint64 {
 	return binary.BigEndian.Uint64(sum[:8])
 }
 
-// keyIDs has pools' IDs depend on the cluster, by the UID of the Service default/kubernetes if changes have
-// it: without knowing that, a tenant can't search for names with the same IDs as others'. Files without a UID give no
-// key.
-func (r *Resolver) keyIDs(changes []source.Change) {
-	for _, c := range changes {
-		if svc, ok := c.Object.(*corev1.Service); ok && c.Key == apiServer && svc.UID != "" {
-			hash, uid := r.hash, string(svc.UID)
-			r.hash = func(name string) uint64 { return hash(uid + " " + name) }
-		}
+// keyIDs has pools' IDs depend on the cluster, by the UID of the Service default/kubernetes: without knowing that, a
+// tenant can't search for names with the same IDs as others'. Files without a UID give no key.
+func (r *Resolver) keyIDs() {
+	if hash, uid := r.hash, r.uid; uid != "" {
+		r.hash = func(name string) uint64 { return hash(uid + " " + name) }
 	}
 }
 
 // Apply takes changes in and returns what changes on the node by them, in a settled order: the node, pools and
 // frontends. Its cost follows the Services that the changes touch. Kinds that mean nothing to Services are ignored.
 func (r *Resolver) Apply(changes []source.Change) model.Delta {
-	var node *source.Change // the last one of this node's
-	met := false            // Nodes have other addresses or pods than before
-	allocated := false      // addresses may be Services' that were not, or the reverse
+	r.Observe(changes)
 	if r.published == nil {
-		r.keyIDs(changes)
+		r.keyIDs()
 	}
-	for i, c := range changes {
+	if r.staleRanges {
+		r.updatePodRanges()
+	}
+	if r.staleRanges || r.staleNode {
+		r.locate()
+	}
+	r.staleRanges, r.staleNode = false, false
+	return r.settle()
+}
+
+// Observe takes changes in. What follows from them the next Apply decides.
+func (r *Resolver) Observe(changes []source.Change) {
+	for _, c := range changes {
 		switch c.Key.Kind {
 		case source.Service:
 			svc, _ := c.Object.(*corev1.Service)
-			allocated = r.applyService(c.Key, svc) || allocated
+			r.staleNode = r.applyService(c.Key, svc) || r.staleNode
+			if c.Key == apiServer && svc != nil {
+				r.uid = string(svc.UID)
+			}
 		case source.EndpointSlice:
 			obj, _ := c.Object.(*discoveryv1.EndpointSlice)
 			r.applySlice(c.Key, obj)
@@ -195,25 +207,15 @@ func (r *Resolver) Apply(changes []source.Change) model.Delta {
 		case source.ServiceCIDR:
 			obj, _ := c.Object.(*networkingv1.ServiceCIDR)
 			r.applyServiceCIDR(c.Key.Name, obj)
-			allocated = true
+			r.staleNode = true
 		case source.Node:
 			obj, _ := c.Object.(*corev1.Node)
-			met = r.meet(c.Key.Name, obj) || met
+			r.staleRanges = r.meet(c.Key.Name, obj) || r.staleRanges
 			if c.Key.Name == r.set.Node {
-				node = &changes[i]
+				r.object, r.deleted, r.staleNode = obj, obj == nil, true
 			}
 		}
 	}
-	if met {
-		r.updatePodRanges()
-	}
-	if node != nil {
-		obj, _ := node.Object.(*corev1.Node)
-		r.applyNode(obj)
-	} else if met || allocated {
-		r.locate()
-	}
-	return r.settle()
 }
 
 // meet records a Node, or, without an object, that it is gone. It reports whether the addresses of nodes or pods
@@ -307,12 +309,6 @@ func (r *Resolver) applySlice(key source.Key, obj *discoveryv1.EndpointSlice) {
 func (r *Resolver) SetAddresses(addresses []netip.Addr) {
 	r.config.Addresses = addresses
 	r.set, r.staleProblems = r.config.read(), true
-	r.locate()
-}
-
-func (r *Resolver) applyNode(obj *corev1.Node) {
-	r.deleted = obj == nil
-	r.object = obj
 	r.locate()
 }
 

@@ -34,12 +34,11 @@
 //
 // # What stays when the API server does not answer
 //
-// Everything. Nothing goes away but what an API server says is gone, and before each kind that traffic needs has been
-// listed whole, nothing is told but problems (Batch.Waiting). The kinds that policies need are told from then on as
-// they come, so that they needn't all be in memory at a time, and until each of them is whole, that they are not
-// (Batch.Unlisted). What is wrong stands as a Problem with the time since when; a permission that is missing names its
-// verb and resource, stops its kind alone, and the others go on. A Node that may not be read is done without after five
-// seconds.
+// Everything. Nothing goes away but what an API server says is gone. What can't be done without is told as it comes, so
+// that it needn't all be in memory at a time, and until each kind that traffic needs has been listed whole, that it has
+// not (Batch.Waiting), and so of the kinds that policies need (Batch.Unlisted). What is wrong stands as a Problem with
+// the time since when; a permission that is missing names its verb and resource, stops its kind alone, and the others
+// go on. A Node that may not be read is done without after five seconds.
 //
 // A refused connection is tried again after 0.1 to 0.8 s; a server that answers, but with an error, after up to half of
 // the time that this has lasted, 10 s at most. Whenever a request fails, the kubeconfig and the files that it names are

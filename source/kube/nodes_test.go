@@ -69,11 +69,11 @@ func TestNodesAreReadOnceNeeded(t *testing.T) {
 	})
 }
 
-// checkOrder fails where the Service with external IPs is told before the Node b.
+// checkOrder fails where the Service with external IPs is to be decided before the Node b.
 func (w *fixture) checkOrder(t *testing.T) {
 	w.until("the Service has external IPs", func() bool {
 		o := w.objects[source.KeyOf(external("web"))]
-		if o == nil || !needsNodes(o) {
+		if o == nil || !needsNodes(o) || !w.begun {
 			return false
 		}
 		if w.objects[source.KeyOf(node("b"))] == nil {

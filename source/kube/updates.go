@@ -179,7 +179,8 @@ func (n *updates) collect() (b source.Batch, ok bool) {
 	b.Problems = n.problems
 	waits := n.waitsForNodes()
 	if b.Waiting = !n.begun && (waits || len(n.missing(false)) > 0); b.Waiting {
-		return b, !slices.Equal(was, n.problems)
+		n.drain(&b)
+		return b, len(b.Changes) > 0 || !slices.Equal(was, n.problems)
 	}
 	before := n.unlisted
 	if b.Unlisted = before; waits {
@@ -200,15 +201,15 @@ func (n *updates) collect() (b source.Batch, ok bool) {
 	return b, news || len(b.Changes) > 0 || !slices.Equal(was, n.problems)
 }
 
-// drain delivers the changes, but for those of a kind whose first list is not whole. Those that policies need are
-// delivered as they come while not all of them are listed: nothing is decided by them yet.
+// drain delivers the changes, but for those of a kind whose first list is not whole. Those of kinds that can't be done
+// without are delivered as they come while nothing is decided by them yet.
 func (n *updates) drain(b *source.Batch) {
 	b.Changes, b.Seen = make([]source.Change, 0, len(n.changes)), n.seen
-	changes := n.changes
+	changes, early := n.changes, b.Waiting || len(b.Unlisted) > 0
 	n.changes = nil
 	clear(n.at)
 	for _, c := range changes {
-		if !n.listed[c.Key.Kind] && (len(b.Unlisted) == 0 || !n.forPolicies(c.Key.Kind)) {
+		if !n.listed[c.Key.Kind] && !(early && n.isNeeded(c.Key.Kind)) {
 			n.at[c.Key] = len(n.changes)
 			n.changes = append(n.changes, c)
 		} else {
@@ -217,9 +218,9 @@ func (n *updates) drain(b *source.Batch) {
 	}
 }
 
-// forPolicies reports whether a kind serves what policies decide, and nothing else.
-func (n *updates) forPolicies(k source.Kind) bool {
-	return slices.ContainsFunc(n.kinds, func(r resource) bool { return r.kind == k && r.policies })
+// isNeeded reports whether nothing begins without a kind, or no policies do.
+func (n *updates) isNeeded(k source.Kind) bool {
+	return slices.ContainsFunc(n.kinds, func(r resource) bool { return r.kind == k && r.needed })
 }
 
 // missing returns the kinds for policies, or the others, that are not listed and can't be done without.

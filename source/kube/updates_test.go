@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -85,6 +86,49 @@ func TestFirstListIsDeliveredAsItComes(t *testing.T) {
 	delivered()
 	s.Replace(nil, "")
 	delivered("x gone", "y")
+}
+
+// So are Services, before anything is known whole. What can be done without is delivered whole or not at all.
+func TestServicesAreDeliveredAsTheyCome(t *testing.T) {
+	kinds := resources("a", "")
+	n := newUpdates(kinds)
+	streams := map[source.Kind]*stream{}
+	admit := func(o source.Object) {
+		k := source.KeyOf(o).Kind
+		s := streams[k]
+		if s == nil {
+			r := kinds[slices.IndexFunc(kinds, func(r resource) bool { return r.kind == k })]
+			s = newStream(r, nil, n, strip.New(), newBudget(1<<20, 1<<20))
+			s.begin(t.Context())
+			streams[k] = s
+		}
+		s.admit(s.incoming, o, true)
+	}
+	delivered := func(waiting bool, want ...string) {
+		t.Helper()
+		b, _ := n.collect()
+		var got []string
+		for _, c := range b.Changes {
+			got = append(got, c.Key.Name)
+		}
+		if slices.Sort(got); !slices.Equal(got, want) || b.Waiting != waiting {
+			t.Errorf("%q, waiting %t: want %q, %t", got, b.Waiting, want, waiting)
+		}
+	}
+	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name, ResourceVersion: "1"} }
+	admit(&corev1.Service{ObjectMeta: meta("s1")})
+	admit(&corev1.Node{ObjectMeta: meta("a")})
+	delivered(true, "s1")
+	admit(&corev1.Service{ObjectMeta: meta("s2")})
+	streams[source.Service].Replace(nil, "")
+	delivered(true, "s2")
+	admit(&discoveryv1.EndpointSlice{ObjectMeta: meta("e1")})
+	streams[source.EndpointSlice].Replace(nil, "")
+	delivered(true, "e1")
+	n.replace(source.ServiceCIDR, nil, true)
+	delivered(true)
+	streams[source.Node].Replace(nil, "")
+	delivered(false, "a")
 }
 
 // One trouble of the server is one problem, since its begin, however many kinds meet it and however often.

@@ -159,6 +159,13 @@ type line struct {
 
 // apply passes a batch down the line.
 func (l *line) apply(b source.Batch) {
+	if b.Waiting {
+		l.services.Observe(b.Changes)
+		if l.policies != nil {
+			l.policies.Observe(b.Changes)
+		}
+		return
+	}
 	d := l.services.Apply(b.Changes)
 	l.serves.Change(d.Services.Put, d.Services.Del)
 	if l.policies == nil {
