@@ -156,7 +156,7 @@ func (l *Loop[T, K, V]) read(ctx context.Context) error {
 	l.respond(0, nil)
 	l.find(nil)
 	for _, j := range drift {
-		j.drifted = named(j.owners)
+		j.need().drifted = named(j.owners)
 	}
 	return nil
 }

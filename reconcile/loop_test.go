@@ -694,8 +694,8 @@ func TestBackoff(t *testing.T) {
 }
 
 func TestPortion(t *testing.T) {
-	one := &job[key, string]{refs: 1}
-	two := &job[key, string]{refs: 1, held: true}
+	one := &job[key, string]{refs: 1, needs: &noNeeds}
+	two := &job[key, string]{refs: 1, held: true, needs: &noNeeds}
 	for _, c := range []struct {
 		jobs  []*job[key, string]
 		limit int

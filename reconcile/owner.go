@@ -86,23 +86,25 @@ func (x *ownedParts[T]) remove(p T) {
 func (l *Loop[T, K, V]) find(only func(model.Owner) bool) {
 	over := l.changesOver()
 	for _, j := range l.table.todo {
-		j.owners, j.origin, j.signed, j.base, j.wave = nil, false, 0, false, lastWave
+		if j.needs != &noNeeds {
+			*j.needs = needs{drifted: j.drifted}
+		}
 	}
 	for _, p := range l.present() {
 		if o := l.unitOf(p); only == nil || only(o.owner) {
 			l.sign(p, o, l.waveOf(o.owner, over))
 		}
 	}
-	l.eachOfBase(func(j *job[K, V]) { j.base = true })
+	l.eachOfBase(func(j *job[K, V]) { j.need().base = true })
 	for _, p := range l.gone {
 		l.sign(p, l.unitOf(p), -1)
 	}
 	for _, j := range l.table.todo {
-		if j.base || j.signed < j.refs { // what else needs it is in no wave of its own
+		if j.wave != 0 && (j.base || j.signed < j.refs) { // what else needs it is in no wave of its own
 			j.wave = 0
 		}
 		if j.held && !j.origin {
-			j.owners = append(j.owners, unowned)
+			j.need().owners = append(j.owners, unowned)
 		}
 	}
 }
@@ -114,14 +116,17 @@ func (l *Loop[T, K, V]) sign(p T, o unit, wave int) {
 		if j == nil {
 			continue
 		}
+		n := j.need()
 		if wave >= 0 && j.puts() && f.Value == j.value {
-			j.signed++
-			j.wave = min(j.wave, wave)
+			if n.signed++; n.signed == 1 {
+				n.wave = wave
+			}
+			n.wave = min(n.wave, wave)
 		}
-		if !slices.Contains(j.owners, o) {
-			j.owners = append(j.owners, o)
+		if !slices.Contains(n.owners, o) {
+			n.owners = append(n.owners, o)
 		}
-		j.origin = j.origin || j.held && j.has == f.Value
+		n.origin = n.origin || j.held && j.has == f.Value
 	}
 }
 

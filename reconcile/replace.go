@@ -7,7 +7,6 @@ import (
 	"sort"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/model"
 )
 
 // replaces reports whether a fact that holds all others is to get another value: then all that is wanted is one Write.
@@ -32,7 +31,7 @@ func (l *Loop[T, K, V]) replaces() bool {
 // join makes one Write of jobs, whatever waves and groups they are of.
 func join[K dataplane.Key, V comparable](jobs []*job[K, V]) {
 	for _, j := range jobs {
-		j.wave, j.group = 0, model.Owner{}
+		j.ungroup()
 	}
 }
 

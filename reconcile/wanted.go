@@ -26,31 +26,49 @@ const (
 
 // job is a key that is not as wanted: it has to be put, to go, or, both, to change its value.
 type job[K dataplane.Key, V comparable] struct {
-	key   K
-	value V     // the wanted value
-	body  any   // of the wanted fact
-	refs  int32 // how many times wanted parts render it; 0: it has to go
-	held  bool  // the kernel holds the key:
-	has   V     // with that value
-	seen  bool  // in the Read that is being compared
-	rank  int
-	id    uint64 // of its entry
-	n     uint64 // among jobs of the same rank
-	at    int    // place in the list of all jobs
-
-	why     *failure // nil: never refused
-	drifted []unit   // owners, where it was others who undid it
-	needs
+	key    K
+	value  V      // the wanted value
+	has    V      // the held value
+	body   any    // of the wanted fact
+	id     uint64 // of its entry
+	n      uint64 // among jobs of the same rank
+	rank   int
+	at     int32    // place in the list of all jobs
+	refs   int32    // how many times wanted parts render it; 0: it has to go
+	held   bool     // the kernel holds the key
+	seen   bool     // in the Read that is being compared
+	why    *failure // nil: never refused
+	*needs          // never nil: noNeeds until asked for
 }
 
-// needs is which owners need a job: known in times of trouble, and of a large batch.
+// needs is which owners need a job: known in times of trouble, and of a large batch. Few starts are either, and have a
+// job for each fact.
 type needs struct {
-	owners []unit      // of this key, as far as asked for
-	origin bool        // one of them has rendered the held value
-	signed int32       // how many times their parts that are wanted render the wanted value
-	base   bool        // a part of the base renders it
-	wave   int         // puts of a lower wave come first
-	group  model.Owner // the only one that needs it, where owners are tried by themselves
+	owners  []unit      // of this key, as far as asked for
+	origin  bool        // one of them has rendered the held value
+	signed  int32       // how many times their parts that are wanted render the wanted value
+	base    bool        // a part of the base renders it
+	wave    int         // puts of a lower wave come first
+	group   model.Owner // the only one that needs it, where owners are tried by themselves
+	drifted []unit      // owners, where it was others who undid it
+}
+
+// noNeeds is never changed.
+var noNeeds needs
+
+// need returns j's needs, to be changed.
+func (j *job[K, V]) need() *needs {
+	if j.needs == &noNeeds {
+		j.needs = &needs{}
+	}
+	return j.needs
+}
+
+// ungroup has j wait for no wave or group.
+func (j *job[K, V]) ungroup() {
+	if j.needs != &noNeeds {
+		j.wave, j.group = 0, model.Owner{}
+	}
 }
 
 func (j *job[K, V]) puts() bool { return j.refs > 0 }
@@ -365,7 +383,7 @@ func (t *table[T, K, V]) set(j *job[K, V], has V, held bool) {
 // start returns a new job about a key.
 func (t *table[T, K, V]) start(id uint64, k K) *job[K, V] {
 	t.jobs++
-	j := &job[K, V]{key: k, id: id, rank: k.Rank(), n: t.jobs, at: len(t.todo)}
+	j := &job[K, V]{key: k, id: id, rank: k.Rank(), n: t.jobs, at: int32(len(t.todo)), needs: &noNeeds}
 	t.todo = append(t.todo, j)
 	t.entries.set(id, entry{job: int32(len(t.todo))})
 	return j
@@ -376,7 +394,7 @@ func (t *table[T, K, V]) finish(j *job[K, V]) {
 	end := len(t.todo) - 1
 	if last := t.todo[end]; last != j {
 		t.todo[j.at], last.at = last, j.at
-		t.entries.set(last.id, entry{job: int32(j.at + 1)})
+		t.entries.set(last.id, entry{job: j.at + 1})
 	}
 	t.todo[end] = nil
 	if t.todo = t.todo[:end]; end == 0 {

@@ -53,9 +53,9 @@ func (l *Loop[T, K, V]) divide() {
 		}
 		for i, o := range j.owners {
 			if i == 0 || o.owner == j.group {
-				j.group = o.owner
+				j.need().group = o.owner
 			} else {
-				j.group = model.Owner{}
+				j.need().group = model.Owner{}
 				break
 			}
 		}
@@ -63,7 +63,7 @@ func (l *Loop[T, K, V]) divide() {
 	}
 	for _, j := range l.table.todo {
 		if j.base && j.rank >= top {
-			j.wave = baseWave
+			j.need().wave = baseWave
 		}
 	}
 }

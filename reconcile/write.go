@@ -19,7 +19,7 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	whole := l.replaces()
 	jobs = make([]*job[K, V], 0, len(l.table.todo))
 	for _, j := range l.table.todo {
-		j.wave, j.group = 0, model.Owner{}
+		j.ungroup()
 		switch f := j.why; {
 		case l.until != nil && !j.puts():
 			held++
@@ -95,6 +95,7 @@ func (l *Loop[T, K, V]) write(ctx context.Context, jobs []*job[K, V]) error {
 		}
 		l.made(jobs[:n], alone)
 		l.answerOwners(false)
+		clear(jobs[:n]) // what is written needn't stay until all is
 		jobs = jobs[n:]
 	}
 	return nil
