@@ -47,7 +47,7 @@ func TestPolicyScale(t *testing.T) {
 	server := apiserver.New(objects...)
 	for _, engine := range []string{"nftables", "iptables", "ebpf"} {
 		t.Run(engine, func(t *testing.T) {
-			ns, kubeconfig := scaleNode(t, "scale-"+engine, server)
+			ns, kubeconfig := scaleNode(t, "policies-"+engine, server)
 			flags := []string{"--kubeconfig", kubeconfig, "--node", generate.PolicyNode, "--policy-mode", "Enforce",
 				"--policy-engine", engine}
 			enforced(t, ns, flags, "")
@@ -121,7 +121,7 @@ func TestServiceScale(t *testing.T) {
 	}
 	for _, mode := range []string{"nftables", "ebpf"} {
 		t.Run(mode, func(t *testing.T) {
-			ns, kubeconfig := scaleNode(t, "scale-"+mode, server.Server)
+			ns, kubeconfig := scaleNode(t, "services-"+mode, server.Server)
 			began := time.Now()
 			a := runIn(t, ns, "--kubeconfig", kubeconfig, "--node", "a", "--mode", mode)
 			within(t, 5*time.Minute, "all is in the kernel", func() bool { return pageIn(ns, "/readyz") == "ok\n" })

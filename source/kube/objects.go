@@ -19,7 +19,7 @@ type object struct {
 }
 
 // short is how many objects are found without an index.
-const short = 16
+const short = 64
 
 func (l *objects) len() int { return len(l.list) }
 
