@@ -64,6 +64,13 @@ func (e *entries) set(id uint64, x entry) {
 	}
 }
 
+// reserve makes room for as many.
+func (e *entries) reserve(count int) {
+	if n := count + count/4 + 16; n > len(e.slots) {
+		e.resize(n)
+	}
+}
+
 func (e *entries) resize(n int) {
 	was := e.slots
 	e.slots = make([]slot, n)

@@ -154,7 +154,7 @@ func (l *Loop[T, K, V]) read(ctx context.Context) error {
 	// Whoever meddles may be in the middle of it, and not every plane hears of all that is done to it.
 	time.AfterFunc(afterDrift, l.requestRead)
 	l.respond(0, nil)
-	l.find(nil)
+	l.find(nil, true)
 	for _, j := range drift {
 		j.need().drifted = named(j.owners)
 	}

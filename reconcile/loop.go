@@ -53,7 +53,7 @@ type Loop[T comparable, K dataplane.Key, V comparable] struct {
 
 	table   *table[T, K, V]
 	ground  map[T][]dataplane.Fact[K, V] // facts of the parts of the base
-	large   map[model.Owner]int          // waves of large owners whose parts are on their way
+	large   map[model.Owner]int8         // waves of large owners whose parts are on their way
 	reached uint64                       // of requested, what the table has, or is to have next:
 	came    []T                          // parts that are wanted
 	went    []T                          // parts that are wanted no more
@@ -141,7 +141,7 @@ func New[T comparable, K dataplane.Key, V comparable](p dataplane.Plane[T, K, V]
 		busy:     make(chan struct{}, 1),
 		requests: requests[T]{parts: map[T]phase{}, owned: ownedParts[T]{of: o.Owner}, progress: make(chan struct{})},
 		table:    newTable[T, K, V](),
-		ground:   map[T][]dataplane.Fact[K, V]{}, large: map[model.Owner]int{},
+		ground:   map[T][]dataplane.Fact[K, V]{}, large: map[model.Owner]int8{},
 		blame:     refusedOwners{suspects: map[model.Owner]bool{}, culprits: map[model.Owner]bool{}},
 		iteration: iteration{repaired: map[string]int{}, stale: true},
 	}

@@ -80,49 +80,57 @@ func (x *ownedParts[T]) remove(p T) {
 	}
 }
 
-// find sets the owners and the wave of every job. It renders the parts of the owners that only
-// names (nil: all) and every part that is going, so it is for times of trouble. A job that is only other owners' has
-// none then; one whose held value has no known origin has NoOwner besides.
-func (l *Loop[T, K, V]) find(only func(model.Owner) bool) {
+// find sets the wave of every job, and with owners those: they take as much memory as a job. It renders the parts of
+// the owners that only names (nil: all) and every part that is going, so it is for times of trouble. A job that is only
+// other owners' has none then; one whose held value has no known origin has NoOwner besides.
+func (l *Loop[T, K, V]) find(only func(model.Owner) bool, owners bool) {
 	over := l.changesOver()
 	for _, j := range l.table.todo {
+		j.signed, j.wave = 0, lastWave
 		if j.needs != &noNeeds {
 			*j.needs = needs{drifted: j.drifted}
 		}
 	}
 	for _, p := range l.present() {
-		if o := l.unitOf(p); only == nil || only(o.owner) {
-			l.sign(p, o, l.waveOf(o.owner, over))
+		if o := l.options.Owner(p); only == nil || only(o) {
+			l.sign(p, l.waveOf(o, over), owners)
 		}
 	}
 	l.eachOfBase(func(j *job[K, V]) { j.need().base = true })
-	for _, p := range l.gone {
-		l.sign(p, l.unitOf(p), -1)
+	if owners {
+		for _, p := range l.gone {
+			l.sign(p, -1, owners)
+		}
 	}
 	for _, j := range l.table.todo {
-		if j.wave != 0 && (j.base || j.signed < j.refs) { // what else needs it is in no wave of its own
+		if j.base || j.signed < j.refs { // what else needs it is in no wave of its own
 			j.wave = 0
 		}
-		if j.held && !j.origin {
+		if owners && j.held && !j.origin {
 			j.need().owners = append(j.owners, unowned)
 		}
 	}
 }
 
-// sign puts p's unit o into the jobs that p has to do with, and its wave; -1 is a part's that is not wanted.
-func (l *Loop[T, K, V]) sign(p T, o unit, wave int) {
+// sign puts p into the jobs that p has to do with: its wave, -1 where it is not wanted, and with owners its unit.
+func (l *Loop[T, K, V]) sign(p T, wave int8, owners bool) {
+	var o unit
+	if owners {
+		o = l.unitOf(p)
+	}
 	for _, f := range l.render(p) {
 		j := l.table.job(f.Key)
 		if j == nil {
 			continue
 		}
-		n := j.need()
 		if wave >= 0 && j.puts() && f.Value == j.value {
-			if n.signed++; n.signed == 1 {
-				n.wave = wave
-			}
-			n.wave = min(n.wave, wave)
+			j.signed++
+			j.wave = min(j.wave, wave)
 		}
+		if !owners {
+			continue
+		}
+		n := j.need()
 		if !slices.Contains(n.owners, o) {
 			n.owners = append(n.owners, o)
 		}

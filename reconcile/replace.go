@@ -48,7 +48,7 @@ func (l *Loop[T, K, V]) replace(ctx context.Context, jobs []*job[K, V]) error {
 	}
 	l.stale, l.blame.search.on = true, true
 	if c, can := l.plane.(dataplane.Checker[K, V]); can && again && l.blame.search.refused < despair {
-		l.find(nil)
+		l.find(nil, true)
 		j, why := l.culprit(ctx, c, jobs)
 		if j != nil && !j.base {
 			l.blame.search.refused++

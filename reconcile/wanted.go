@@ -35,20 +35,19 @@ type job[K dataplane.Key, V comparable] struct {
 	rank   int
 	at     int32    // place in the list of all jobs
 	refs   int32    // how many times wanted parts render it; 0: it has to go
+	signed int32    // of these, by parts of the owners asked for
+	wave   int8     // puts of a lower wave come first
 	held   bool     // the kernel holds the key
 	seen   bool     // in the Read that is being compared
 	why    *failure // nil: never refused
 	*needs          // never nil: noNeeds until asked for
 }
 
-// needs is which owners need a job: known in times of trouble, and of a large batch. Few starts are either, and have a
-// job for each fact.
+// needs is which owners need a job: known in times of trouble, which few starts are, and they have a job for each fact.
 type needs struct {
 	owners  []unit      // of this key, as far as asked for
 	origin  bool        // one of them has rendered the held value
-	signed  int32       // how many times their parts that are wanted render the wanted value
 	base    bool        // a part of the base renders it
-	wave    int         // puts of a lower wave come first
 	group   model.Owner // the only one that needs it, where owners are tried by themselves
 	drifted []unit      // owners, where it was others who undid it
 }
@@ -66,8 +65,8 @@ func (j *job[K, V]) need() *needs {
 
 // ungroup has j wait for no wave or group.
 func (j *job[K, V]) ungroup() {
-	if j.needs != &noNeeds {
-		j.wave, j.group = 0, model.Owner{}
+	if j.wave = 0; j.needs != &noNeeds {
+		j.group = model.Owner{}
 	}
 }
 
@@ -281,6 +280,7 @@ func (t *table[T, K, V]) learn(facts []dataplane.Fact[K, V]) {
 		return
 	}
 	t.known = true
+	t.entries.reserve(len(facts))
 	for _, f := range facts {
 		id := t.id(f.Key)
 		if _, known := t.entries.get(id); !known {

@@ -26,14 +26,14 @@ func (l *Loop[T, K, V]) measure(parts []T, weights []int) {
 	}
 	for g, n := range sizes {
 		if g != (model.Owner{}) && n > largeGroup {
-			l.large[g] = max(l.large[g], baseWave+bits.Len(uint(n/largeGroup)))
+			l.large[g] = max(l.large[g], baseWave+int8(bits.Len(uint(n/largeGroup))))
 		}
 	}
 }
 
 // waveOf returns the wave of facts that only parts of group need. A base that changes over to new values waits for
 // large groups: until then the old one serves them.
-func (l *Loop[T, K, V]) waveOf(group model.Owner, changesOver bool) int {
+func (l *Loop[T, K, V]) waveOf(group model.Owner, changesOver bool) int8 {
 	switch {
 	case l.blame.culprits[group]:
 		return lastWave
@@ -63,7 +63,7 @@ func (l *Loop[T, K, V]) divide() {
 	}
 	for _, j := range l.table.todo {
 		if j.base && j.rank >= top {
-			j.need().wave = baseWave
+			j.wave = baseWave
 		}
 	}
 }

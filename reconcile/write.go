@@ -36,10 +36,10 @@ func (l *Loop[T, K, V]) due(now time.Time) (jobs []*job[K, V], held int, next ti
 	}
 	switch {
 	case l.blame.search.groups:
-		l.find(nil)
+		l.find(nil, true)
 		l.divide()
 	case len(alone)+len(waiting)+len(l.large) > 0:
-		l.find(func(o model.Owner) bool { return l.blame.suspects[o] || l.large[o] > 0 })
+		l.find(func(o model.Owner) bool { return l.blame.suspects[o] || l.large[o] > 0 }, len(alone)+len(waiting) > 0)
 	}
 	if whole {
 		join(jobs)
@@ -206,7 +206,7 @@ func (l *Loop[T, K, V]) partly(jobs []*job[K, V], refused map[K]error) bool {
 		l.putOff(&failure{alone: true, named: true, err: fmt.Errorf("writing %v: %w", j.key, refused[j.key])}, j)
 	}
 	if fresh {
-		l.find(nil)
+		l.find(nil, true)
 	}
 	l.suspectAll(bad)
 	return true
@@ -220,13 +220,13 @@ func (l *Loop[T, K, V]) setAside(jobs []*job[K, V], err error) {
 	if f.alone {
 		f.err = fmt.Errorf("writing %v: %w", jobs[0].key, err)
 	} else {
-		l.find(nil)
+		l.find(nil, true)
 		if others := slices.DeleteFunc(slices.Clone(jobs), func(j *job[K, V]) bool { return j.base }); len(others) > 0 {
 			jobs = others
 		}
 	}
 	l.putOff(f, jobs...)
-	l.find(nil)
+	l.find(nil, true)
 	l.suspectAll(jobs)
 }
 
