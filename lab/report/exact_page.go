@@ -167,6 +167,11 @@ func (c *counts) write(b *document) {
 			}
 		}
 	}
+	for _, k := range c.kernels {
+		if t := c.others(k); len(t.Rows) > 0 {
+			b.say("### What else is counted, %s\n\n%s", k.name, t.markdown())
+		}
+	}
 	for _, r := range c.timed {
 		c.writeTimes(b, r)
 	}
@@ -197,15 +202,19 @@ func (c *counts) measures() (l []result.Measure) {
 	return l
 }
 
-// params returns the parameters that cells of exact runs in some kernels have, the least first: none, where nothing is
-// varied.
-func (c *counts) params(kernels ...kernel) (l []result.Params) {
+// main reports whether a cell is of a measure that a ratio is counted of.
+func (c *counts) main(x analysis.Cell) bool {
+	return slices.ContainsFunc(c.measures(), func(m result.Measure) bool { return m.ID == x.Measure })
+}
+
+// params returns the parameters that those of the cells of exact runs in some kernels have, the least first: none,
+// where nothing is varied.
+func (c *counts) params(of func(analysis.Cell) bool, kernels ...kernel) (l []result.Params) {
 	for _, k := range kernels {
 		for _, r := range k.runs {
 			for _, x := range r.summary.Cells {
 				same := func(p result.Params) bool { return maps.Equal(p, x.Params) }
-				ours := func(m result.Measure) bool { return m.ID == x.Measure }
-				if len(x.Params) > 0 && slices.ContainsFunc(c.measures(), ours) && !slices.ContainsFunc(l, same) {
+				if len(x.Params) > 0 && of(x) && !slices.ContainsFunc(l, same) {
 					l = append(l, x.Params)
 				}
 			}
@@ -246,7 +255,7 @@ func (c *counts) at(p result.Params) string {
 func (c *counts) columns() *table {
 	t := &table{Head: []string{""}, Groups: []heading{{Cols: 1}}}
 	for _, k := range c.kernels {
-		l := c.params(k)
+		l := c.params(c.main, k)
 		for _, p := range l {
 			t.Head = append(t.Head, c.at(p))
 		}
@@ -261,7 +270,7 @@ func (c *counts) table(m result.Measure) *table {
 	for _, a := range c.design.Arms {
 		row, known := []cell{{Text: a.Title}}, false
 		for _, k := range c.kernels {
-			for _, p := range c.params(k) {
+			for _, p := range c.params(c.main, k) {
 				x := cell{Text: "–", Class: "num"}
 				if v, ok := k.cell(m.ID, a.ID, p); ok {
 					known = true
@@ -283,7 +292,7 @@ func (c *counts) table(m result.Measure) *table {
 func (c *counts) lacking() (l []string) {
 	main := c.measures()
 	for _, k := range c.kernels {
-		for _, p := range c.params(k) {
+		for _, p := range c.params(c.main, k) {
 			var arms []string
 			for _, a := range c.design.Arms {
 				has := func(k kernel, p result.Params) bool {
@@ -310,7 +319,7 @@ func (c *counts) parts(m result.Measure, k kernel) *table {
 		params result.Params
 	}
 	var columns []column
-	params := c.params(k)
+	params := c.params(c.main, k)
 	for _, a := range c.design.Arms {
 		for _, p := range slices.Backward(params) {
 			x, ok := k.cell(m.ID, a.ID, p)
@@ -343,6 +352,50 @@ func (c *counts) parts(m result.Measure, k kernel) *table {
 		}
 	}
 	return t
+}
+
+// others has a row for each measure that no ratio is counted of, such as what it takes to keep a kernel up to date, and
+// its parameters in a kernel, and a column for each arm.
+func (c *counts) others(k kernel) *table {
+	var ours []result.Measure
+	for _, m := range c.design.Measures {
+		if _, part := result.Whole(m.ID); !part && !m.Ratio {
+			ours = append(ours, m)
+		}
+	}
+	t := &table{Head: []string{"", c.design.Vary.Short}}
+	arms := slices.DeleteFunc(slices.Clone(c.design.Arms), func(a result.Arm) bool {
+		return !slices.ContainsFunc(ours, func(m result.Measure) bool { return k.has(m.ID, a.ID) })
+	})
+	for _, a := range arms {
+		t.Head = append(t.Head, a.Title)
+	}
+	for _, m := range ours {
+		for _, p := range c.params(func(x analysis.Cell) bool { return x.Measure == m.ID }, k) {
+			row, known := []cell{{Text: m.Title}, {Text: head(c.design, analysis.Cell{Params: p})[1].Text}}, false
+			for _, a := range arms {
+				x := cell{Class: "num"}
+				if v, ok := k.cell(m.ID, a.ID, p); ok {
+					known, x.Text = true, amount(v.Value.Value, m.Unit)
+					if m.Unit == result.Instructions || m.Unit == "" && v.Value.Value >= 1000 {
+						x.Text = instructions(v.Value.Value)
+					}
+				}
+				row = append(row, x)
+			}
+			if known {
+				t.Rows = append(t.Rows, row)
+			}
+		}
+	}
+	return t
+}
+
+// has reports whether an arm has a number of a measure.
+func (k kernel) has(measure, arm string) bool {
+	return slices.ContainsFunc(k.runs, func(r run) bool {
+		return slices.ContainsFunc(r.summary.Select(measure, arm), func(x analysis.Cell) bool { return x.Value != nil })
+	})
 }
 
 // writeTimes compares ratios of instructions with those of a run by time.
@@ -386,7 +439,7 @@ func (c *counts) times(r run, k kernel) (t *table, far []float64, within int) {
 		t.Head = append(t.Head, m.Title)
 	}
 	for _, a := range c.design.Arms {
-		params := c.params(k)
+		params := c.params(c.main, k)
 		if len(params[0]) > 0 {
 			params = slices.Insert(params, 0, nil)
 		}

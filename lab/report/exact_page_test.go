@@ -121,3 +121,31 @@ func TestExactPageOfOneKernel(t *testing.T) {
 		}
 	}
 }
+
+// What no ratio is counted of, such as a cold sync, has a row for each of its parameters, and a column for each arm.
+func TestExactPageOfWhatElseIsCounted(t *testing.T) {
+	dir := exactRun(t, "6.12.1", map[string][2]float64{"direct": {100_000, 1}, "ebpf": {90_000, 1}})
+	path := filepath.Join(dir, "blocks.jsonl")
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{`"arm":"ebpf","params":{"services":"10000"},"quantiles":{"value":1234567}`,
+		`"arm":"nftables","params":{"services":"10000"},"quantiles":{"value":7654321}`,
+		`"arm":"nftables","params":{"services":"10"},"quantiles":{"value":4321}`} {
+		if _, err := f.WriteString(`{"experiment":"services","measure":"cold","ops":1,` + line + "}\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	page, err := ExactPage([]string{dir})
+	for _, want := range []string{"### What else is counted, Linux 6.12.1", "|  | Services | nftables | ebpf |",
+		"| cold sync | 10 | 4,321 |  |\n| cold sync | 10,000 | 7,654,321 | 1,234,567 |",
+		"|  | Linux 6.12.1, 10 Services |\n"} {
+		if err != nil || !strings.Contains(page, want) {
+			t.Errorf("the page doesn't say %q: %v\n%s", want, err, page)
+		}
+	}
+}

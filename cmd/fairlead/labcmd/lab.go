@@ -193,7 +193,7 @@ func labFlags(c *cobra.Command, e experiment.Experiment, o *experiment.Options) 
 		c.Example += fmt.Sprintf("\n  fairlead lab run %s --services 5000 --endpoints 50", e.Name)
 	}
 	if e.Compares {
-		f.StringSliceVar(&o.Modes, "modes", nil, "modes to compare (default: all that run here)")
+		f.StringSliceVar(&o.Modes, "modes", nil, "modes to compare (default: the experiment's that run here)")
 	}
 	if e.Layouts != nil {
 		f.StringSliceVar(&o.Layouts, "layouts", nil, fmt.Sprintf("layouts of kube-proxy's rules to compare with, of %s, or "+

@@ -30,15 +30,15 @@ func (r *trial) addAdditions(l *experiment.Plan) {
 
 // additionMeasures are those of one policy more.
 func (r *trial) additionMeasures() (l []result.Measure) {
+	title := fmt.Sprintf("one NetworkPolicy beside %s: ", experiment.Thousands(r.profile.Large.Pods*3/4))
 	for _, m := range []struct{ id, title string }{{"resolve", "resolver"}, {"write", "engine's write"}} {
-		what := fmt.Sprintf("a NetworkPolicy that selects a pod of the node, beside %s of %s pods; of the lab's process: "+
-			"not of tools that an engine starts", experiment.Thousands(r.profile.Large.Pods*3/4),
+		what := fmt.Sprintf("a NetworkPolicy that selects a pod of the node, of %s pods; of the lab's process",
 			experiment.Thousands(r.profile.Large.Pods))
 		l = append(l,
-			result.Measure{ID: "add-" + m.id, Title: "one NetworkPolicy more: " + m.title, Unit: "µs", Stat: result.Value,
-				Counted: what},
-			result.Measure{ID: "add-" + m.id + "-allocations", Title: "one NetworkPolicy more: allocations, " + m.title,
-				Stat: result.Value, Text: what})
+			result.Measure{ID: "add-" + m.id, Title: title + m.title, Unit: "µs", Stat: result.Value,
+				Counted: what + " and the commands that an engine runs"},
+			result.Measure{ID: "add-" + m.id + "-allocations", Title: title + "allocations, " + m.title, Stat: result.Value,
+				Text: what})
 	}
 	return l
 }
@@ -56,7 +56,7 @@ func (r *trial) addPolicies(ctx context.Context, e mode.Engine) error {
 		added.Namespace, added.Name = c.Pods[0].Namespace, "added"
 		added.Spec.PodSelector = metav1.LabelSelector{MatchLabels: c.Pods[0].Labels}
 		for i := range r.profile.Added + 1 {
-			spent, err := addPolicy(ctx, p, x, testbed.Put(added))
+			spent, err := r.addPolicy(ctx, p, x, testbed.Put(added))
 			if err != nil {
 				return err
 			}
@@ -77,35 +77,26 @@ func (r *trial) addPolicies(ctx context.Context, e mode.Engine) error {
 }
 
 // addPolicy applies changes and returns what that took, by measure.
-func addPolicy(ctx context.Context, p *policy.Resolver, x *testbed.Enforcer,
+func (r *trial) addPolicy(ctx context.Context, p *policy.Resolver, x *testbed.Enforcer,
 	changes []source.Change) (map[string]float64, error) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	var before, between, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	begun, err := testbed.ProcessorTime(0)
-	if err != nil {
-		return nil, err
-	}
+	begun := r.bed.Clock()
 	change := p.Apply(changes)
-	resolved, err := testbed.ProcessorTime(0)
-	if err != nil {
-		return nil, err
-	}
+	resolved := r.bed.Clock()
 	if len(change.Put) == 0 {
 		return nil, errors.New("one policy more changes nothing")
 	}
 	runtime.ReadMemStats(&between)
-	resumed, err := testbed.ProcessorTime(0)
-	if err != nil {
-		return nil, err
-	}
+	resumed := r.bed.Clock()
 	if _, err := x.Apply(ctx, change); err != nil {
 		return nil, err
 	}
-	written, err := testbed.ProcessorTime(0)
+	written := r.bed.Clock()
 	runtime.ReadMemStats(&after)
 	return map[string]float64{"add-resolve": float64(resolved - begun), "add-write": float64(written - resumed),
 		"add-resolve-allocations": float64(between.Mallocs - before.Mallocs),
-		"add-write-allocations":   float64(after.Mallocs - between.Mallocs)}, err
+		"add-write-allocations":   float64(after.Mallocs - between.Mallocs)}, nil
 }

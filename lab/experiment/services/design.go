@@ -205,7 +205,8 @@ func times(n int) string {
 
 func missing(p profile, exact bool) []string {
 	l := []string{
-		"Other ways than nftables, but for a connection in mode ebpf: the experiments tigera and control have them all.",
+		"Other ways than nftables, but for a connection in mode ebpf, or in those of --modes: the experiments tigera and " +
+			"control have them all.",
 		"Clients in pods, and traffic from outside the node: the client is on the node itself (the output hook). The " +
 			"look-ups are the same, but the source of a node's own connections is hidden, as with kube-proxy, which pods' " +
 			"connections are spared.",

@@ -67,11 +67,14 @@ func (t *timedPlane) reset() tally {
 	return n
 }
 
-// inProcess is a loop at work in a network namespace, in this process.
+// inProcess is a mode's loops at work in a network namespace, in this process.
 type inProcess struct {
-	plane *timedPlane
-	loop  *reconcile.Loop[model.ServicePart, nftables.Key, string]
-	stop  func() error
+	arm   string
+	clock func() time.Duration
+	plane *timedPlane // nil: planes of which the whole alone is measured
+	loops []reconcile.Runner[model.ServicePart]
+	check func(context.Context) error // has the plane read what is in the kernel
+	halt  func()                      // ends the loops
 }
 
 func newInProcess(b *testbed.Testbed, ns *netns.Namespace) (*inProcess, error) {
@@ -83,20 +86,42 @@ func newInProcess(b *testbed.Testbed, ns *netns.Namespace) (*inProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &inProcess{plane: &timedPlane{Plane: plane, clock: b.Clock}}
-	c.loop = reconcile.New(c.plane, reconcile.Options[model.ServicePart]{Owner: model.OwnerOf})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		c.loop.Run(ctx)
-		close(done)
-	}()
-	c.stop = func() error {
-		cancel()
-		<-done
-		return plane.Close()
-	}
+	c := &inProcess{arm: experiment.ArmNFTables, clock: b.Clock, plane: &timedPlane{Plane: plane, clock: b.Clock}}
+	l := reconcile.New(c.plane, reconcile.Options[model.ServicePart]{Owner: model.OwnerOf})
+	c.check = l.Check
+	c.run(l)
 	return c, nil
+}
+
+// run runs loops, until halt.
+func (c *inProcess) run(loops ...reconcile.Runner[model.ServicePart]) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, l := range loops {
+		running.Go(func() { l.Run(ctx) })
+	}
+	c.loops = loops
+	c.halt = func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+// stop ends the loops and closes their planes.
+func (c *inProcess) stop() (err error) {
+	c.halt()
+	for _, l := range c.loops {
+		err = errors.Join(err, l.Close())
+	}
+	return err
+}
+
+// did returns what the plane did since the last call.
+func (c *inProcess) did() tally {
+	if c.plane == nil {
+		return tally{}
+	}
+	return c.plane.reset()
 }
 
 // applied is what it took until a change was true in the kernel.
@@ -108,20 +133,25 @@ type applied struct {
 
 // apply passes a change to the loop and waits until it is in the kernel.
 func (c *inProcess) apply(ctx context.Context, put, del []model.ServicePart) (t applied, err error) {
-	c.plane.reset()
-	before, sent, begin := usage(), written(), c.plane.clock()
+	c.did()
+	before, sent, begin := usage(), written(), c.clock()
 	err = c.sync(ctx, put, del)
-	t.wall = c.plane.clock() - begin
+	t.wall = c.clock() - begin
 	after := usage()
 	t.user, t.system, t.sent = after.user-before.user, after.system-before.system, written()-sent
-	t.did = c.plane.reset()
+	t.did = c.did()
 	return t, err
 }
 
-// sync passes a change to the loop and waits until it is in the kernel.
-func (c *inProcess) sync(ctx context.Context, put, del []model.ServicePart) error {
-	c.loop.Change(put, del)
-	return c.loop.Sync(ctx)
+// sync passes a change to the loops and waits until it is in the kernel.
+func (c *inProcess) sync(ctx context.Context, put, del []model.ServicePart) (err error) {
+	for _, l := range c.loops {
+		l.Change(put, del)
+	}
+	for _, l := range c.loops {
+		err = errors.Join(err, l.Sync(ctx))
+	}
+	return err
 }
 
 // addAllocated records what f allocates in this process, of so many operations: how many objects and bytes each.
@@ -198,37 +228,40 @@ func (r *trial) cold(ctx context.Context, round int, w *testbed.Decided) (err er
 	}
 	defer func() { err = errors.Join(err, testbed.RemoveNamespace(ns)) }()
 	for _, again := range []bool{false, true} {
-		if err := r.sync(ctx, round, w, ns, again); err != nil {
+		c, err := newInProcess(r.bed, ns)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(r.sync(ctx, round, w, c, again), c.stop()); err != nil {
 			return fmt.Errorf("sync %d Services: %w", w.Cluster.Services, err)
 		}
 	}
 	return nil
 }
 
-// sync has a new loop make all parts true: in an empty kernel, or, again, in one where they are true already.
-func (r *trial) sync(ctx context.Context, round int, w *testbed.Decided, ns *netns.Namespace, again bool) error {
-	c, err := newInProcess(r.bed, ns)
-	if err != nil {
-		return err
-	}
-	defer c.stop()
+// sync has new loops make all parts true: in an empty kernel, or, again, in one where they are true already.
+func (r *trial) sync(ctx context.Context, round int, w *testbed.Decided, c *inProcess, again bool) error {
 	defer r.withoutGC()()
 	runtime.GC()
 	of, t := "cold", applied{}
 	if again {
 		of = "restart"
 	}
-	if err := r.addAllocated(result.Block{Arm: experiment.ArmNFTables, Round: round,
+	if err := r.addAllocated(result.Block{Arm: c.arm, Round: round,
 		Params: testbed.ServiceParams(w.Cluster.Services)}, of, 1, func() (err error) {
 		t, err = c.apply(ctx, w.Parts, nil)
 		return err
 	}); err != nil {
 		return err
 	}
-	b := result.Block{Arm: experiment.ArmNFTables, Round: round, Params: testbed.ServiceParams(w.Cluster.Services),
+	b := result.Block{Arm: c.arm, Round: round, Params: testbed.ServiceParams(w.Cluster.Services),
 		Wall: t.wall, Counters: map[string]float64{
 			"facts": float64(t.did.puts), "transactions": float64(t.did.writes), "netlink_bytes": t.sent,
 			"user": float64(t.user), "system": float64(t.system)}}
+	if c.plane == nil {
+		b.Counters = nil
+		return r.out.AddValue(b, of, float64(t.wall))
+	}
 	if !again {
 		kernel := b
 		kernel.Counters = nil
@@ -280,7 +313,7 @@ func (r *trial) prepareChanges(ctx context.Context) error {
 		}
 		r.changing = append(r.changing, &changing{w, c, ns, -1})
 		if _, err = c.apply(ctx, w.Parts, nil); err == nil {
-			err = c.loop.Check(ctx) // a loop reads once more after its first sync: not while we measure
+			err = c.check(ctx) // a loop reads once more after its first sync: not while we measure
 		}
 		if err != nil {
 			return fmt.Errorf("sync %d Services: %w", w.Cluster.Services, err)
@@ -318,11 +351,16 @@ func (r *trial) batch(ctx context.Context, round int, c *changing) error {
 		counters["user"] += float64(t.user)
 		counters["system"] += float64(t.system)
 	}
-	b := result.Block{Arm: experiment.ArmNFTables, Round: round, Params: testbed.ServiceParams(c.world.Cluster.Services),
+	b := result.Block{Arm: c.loop.arm, Round: round, Params: testbed.ServiceParams(c.world.Cluster.Services),
 		Start: begin, Wall: time.Since(begin), Counters: counters}
 	whole := b
 	whole.Counters = nil
-	if err := errors.Join(r.out.AddTimes(b, "change", kernel), r.out.AddTimes(whole, "change-whole", wall)); err != nil {
+	if c.loop.plane != nil {
+		if err := r.out.AddTimes(b, "change", kernel); err != nil {
+			return err
+		}
+	}
+	if err := r.out.AddTimes(whole, "change-whole", wall); err != nil {
 		return err
 	}
 	return r.allocatedByChange(ctx, c, b)

@@ -28,8 +28,10 @@ var Experiment = experiment.Experiment{
 connection without any rule, and what it costs to keep the kernel up to date: cold sync, one change, a saved file,
 memory, idle time, and connections lost while everything changes. All that in mode nftables; a connection in mode ebpf
 at the most Services beside it. It takes about four minutes with --quick, one to two hours without, and root. The
-control side of a kube-proxy given with --subject is measured beside, which takes about six minutes more with --quick.`,
+control side of a kube-proxy given with --subject is measured beside, which takes about six minutes more with --quick.
+--modes names others than ebpf, of which --exact counts the control side, too: a cold sync, a restart, changes.`,
 	Services: full().Services,
+	Compares: true,
 	Subjects: []string{experiment.KubeProxyProgram.Name},
 	Rounds:   true,
 	Exact:    true,
@@ -39,6 +41,9 @@ control side of a kube-proxy given with --subject is measured beside, which take
 			p.Services = o.Services
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
+		if o.Exact {
+			p.Cold = min(p.Cold, p.Rounds)
+		}
 		return newTrial(ctx, b, o, p)
 	},
 }
@@ -75,6 +80,7 @@ func newTrial(ctx context.Context, b *testbed.Testbed, o experiment.Options, p p
 	if s.beside, s.cannot, err = b.FindModes(ctx, o.Modes, experiment.ArmEBPF); err != nil {
 		return nil, err
 	}
+	s.beside = slices.DeleteFunc(slices.Clone(s.beside), func(m string) bool { return m == experiment.ArmNFTables })
 	s.kubeProxy, err = experiment.KubeProxyPath(ctx, b, o)
 	return s, err
 }
@@ -119,6 +125,12 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 	l.Add("filling kernels for single changes", r.perService(250*time.Microsecond), r.prepareChanges)
 	l.Times(p.Batches, "single changes", time.Duration(p.Batch)*time.Millisecond, r.batches)
 	l.Add("making room", time.Second, func(context.Context) error { return r.endChanges() })
+	if r.exact {
+		for _, name := range r.beside {
+			l.Add("syncs and changes of mode "+name, time.Second+time.Duration(p.most())*time.Millisecond,
+				func(ctx context.Context) error { return r.syncBeside(ctx, name) })
+		}
+	}
 	for i, n := range p.Services {
 		l.Add(fmt.Sprintf("starting the agent of %d Services", n), 500*time.Millisecond+time.Duration(n)*400*time.Microsecond,
 			func(ctx context.Context) error { return r.begin(ctx, r.nodes[i]) })
@@ -216,8 +228,8 @@ func (r *trial) beginBeside(ctx context.Context, name string) error {
 		return err
 	}
 	var flags []string
-	if slots := 16 * r.profile.most(); slots > mode.DefaultMapEntries {
-		flags = append(flags, "--ebpf-map-entries", fmt.Sprint(slots)) // other modes take no notice
+	if n := r.mapEntries(); n > mode.DefaultMapEntries {
+		flags = append(flags, "--ebpf-map-entries", fmt.Sprint(n)) // other modes take no notice
 	}
 	n, elapsed, err := r.bed.StartNode(ctx, name, name, f, flags...)
 	if err != nil {
@@ -225,6 +237,9 @@ func (r *trial) beginBeside(ctx context.Context, name string) error {
 	}
 	return r.started(n, name, 0, "empty", elapsed)
 }
+
+// mapEntries is how many entries the maps of mode ebpf have at the most Services.
+func (r *trial) mapEntries() int { return max(16*r.profile.most(), mode.DefaultMapEntries) }
 
 // operations are those of the closed loop.
 func (r *trial) operations() (l []testbed.Operation) {

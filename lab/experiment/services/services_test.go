@@ -127,6 +127,60 @@ func promised(p profile, exact bool) (l []analysis.Cell) {
 	return l
 }
 
+// besideAlone is a run that counts other modes' syncs and changes, and nothing else.
+type besideAlone struct{ *trial }
+
+func (r besideAlone) Steps(out *result.Writer) (l []experiment.Step) {
+	for _, s := range r.trial.Steps(out) {
+		if strings.HasPrefix(s.Title, "syncs and changes of mode ") {
+			l = append(l, s)
+		}
+	}
+	return l
+}
+
+// What other modes take is counted by the same measures as nftables', and nothing of theirs is left.
+func TestSyncsBeside(t *testing.T) {
+	modes := []string{"nftables", "iptables"}
+	if bpf.Probe() == nil {
+		modes = append(modes, "ebpf")
+	}
+	o := labtest.Options(t, io.Discard)
+	o.Modes = modes
+	dir, err := labtest.Perform(t.Context(), o, func(ctx context.Context, b *testbed.Testbed,
+		o experiment.Options) (experiment.Trial, error) {
+		p, err := prepareTiny(ctx, b, o)
+		if err != nil {
+			return nil, err
+		}
+		p.(*trial).exact = true
+		return besideAlone{p.(*trial)}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labtest.NothingLeft(t)
+	r, err := result.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := analysis.Summarize(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, arm := range modes[1:] {
+		for _, m := range []string{"cold", "restart", "change-whole", "cold-allocations", "restart-allocations",
+			"change-allocations", "cold-allocated"} {
+			if c, ok := s.Cell(m, arm, testbed.ServiceParams(tiny().most())); !ok || c.Value == nil || c.Value.Value <= 0 {
+				t.Errorf("%s of %s: %v", m, arm, c.Value)
+			}
+		}
+	}
+	if l := s.Select("cold", experiment.ArmNFTables); len(l) > 0 {
+		t.Errorf("nftables is beside itself: %v", l)
+	}
+}
+
 func inEveryRoundTheBaselineStandsAtBothEnds(t *testing.T, r result.Run) {
 	t.Helper()
 	order := map[string][]string{}
