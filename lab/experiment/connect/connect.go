@@ -31,18 +31,15 @@ minutes, and root.`,
 	Rounds:   true,
 	Exact:    true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
-		if o.Services != nil {
-			p.Services = o.Services
-		}
-		if o.Exact {
+		p := experiment.Choose(o, quick, full, func(p profile) profile {
 			p.Rounds, p.Cold, p.Counted = experiment.ExactRounds, 0, 0
 			if o.Quick {
 				p.Policies = exactPolicies
 			}
+			return p
+		})
+		if o.Services != nil {
+			p.Services = o.Services
 		}
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, o, p)

@@ -26,13 +26,7 @@ run. It takes minutes, and root.`,
 	Rounds: true,
 	Exact:  true,
 	Prepare: func(ctx context.Context, b *testbed.Testbed, o experiment.Options) (experiment.Trial, error) {
-		p := full
-		if o.Quick {
-			p = quick
-		}
-		if o.Exact {
-			p.Rounds = experiment.ExactRounds
-		}
+		p := experiment.Choose(o, quick, full, func(p profile) profile { p.Rounds = experiment.ExactRounds; return p })
 		p.Rounds = o.RoundsOr(p.Rounds)
 		return newTrial(ctx, b, p)
 	},
