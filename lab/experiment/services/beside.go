@@ -34,6 +34,9 @@ func (r *trial) newMode(name string, p *testbed.Pair) (*inProcess, error) {
 	return c, nil
 }
 
+// changesBeside are few: to iptables-restore one at many Services takes an emulated processor seconds.
+const changesBeside = 10
+
 // syncBeside counts a cold sync, a restart and single changes of a mode at the most Services, in a node of its own.
 func (r *trial) syncBeside(ctx context.Context, name string) (err error) {
 	p, err := testbed.NewPair(ctx, r.bed.Name+"-sync-"+name)
@@ -65,7 +68,7 @@ func (r *trial) syncBeside(ctx context.Context, name string) (err error) {
 	if err := r.sync(ctx, 0, w, c, true); err != nil {
 		return fmt.Errorf("sync %d Services by mode %s again: %w", w.Cluster.Services, name, err)
 	}
-	if err := r.batch(ctx, 0, &changing{world: w, loop: c, service: -1}); err != nil {
+	if err := r.batch(ctx, 0, &changing{world: w, loop: c, service: -1}, changesBeside); err != nil {
 		return fmt.Errorf("change an endpoint of %d Services by mode %s: %w", w.Cluster.Services, name, err)
 	}
 	return nil

@@ -14,7 +14,7 @@ func (p profile) exactly() profile {
 	if p.Name == quick().Name {
 		p.Services = []int{10, 1000}
 	}
-	p.Rounds, p.Cold, p.Batches, p.Batch = experiment.ExactRounds, 3, min(p.Batches, 5), 10
+	p.Rounds, p.Cold, p.Batches = experiment.ExactRounds, 3, min(p.Batches, 5)
 	return p
 }
 

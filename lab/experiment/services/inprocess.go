@@ -327,18 +327,18 @@ func (r *trial) batches(ctx context.Context, round int) error {
 	runtime.GC()
 	for _, i := range r.bed.Rand.Perm(len(r.changing)) {
 		c := r.changing[i]
-		if err := r.batch(ctx, round, c); err != nil {
+		if err := r.batch(ctx, round, c, r.profile.Batch); err != nil {
 			return fmt.Errorf("change an endpoint of %d Services: %w", c.world.Cluster.Services, err)
 		}
 	}
 	return nil
 }
 
-func (r *trial) batch(ctx context.Context, round int, c *changing) error {
+func (r *trial) batch(ctx context.Context, round int, c *changing, changes int) error {
 	defer r.withoutGC()()
 	var kernel, wall []int64
 	begin, counters := time.Now(), map[string]float64{}
-	for range r.profile.Batch {
+	for range changes {
 		put, del := r.change(c)
 		t, err := c.loop.apply(ctx, put, del)
 		if err != nil {
