@@ -30,10 +30,10 @@ func (r *trial) addAdditions(l *experiment.Plan) {
 
 // additionMeasures are those of one policy more.
 func (r *trial) additionMeasures() (l []result.Measure) {
-	title := fmt.Sprintf("one NetworkPolicy beside %s: ", experiment.Thousands(r.profile.Large.Pods*3/4))
+	const title = "one NetworkPolicy more: "
 	for _, m := range []struct{ id, title string }{{"resolve", "resolver"}, {"write", "engine's write"}} {
-		what := fmt.Sprintf("a NetworkPolicy that selects a pod of the node, of %s pods; of the lab's process",
-			experiment.Thousands(r.profile.Large.Pods))
+		what := fmt.Sprintf("a NetworkPolicy that selects a pod of the node, beside %s of %s pods; of the lab's process",
+			experiment.Thousands(r.profile.Large.Pods*3/4), experiment.Thousands(r.profile.Large.Pods))
 		l = append(l,
 			result.Measure{ID: "add-" + m.id, Title: title + m.title, Unit: "µs", Stat: result.Value,
 				Counted: what + " and the commands that an engine runs"},
@@ -62,7 +62,8 @@ func (r *trial) addPolicies(ctx context.Context, e mode.Engine) error {
 			}
 			for id, n := range spent {
 				if i > 0 {
-					err = errors.Join(err, r.out.AddValue(result.Block{Arm: e.Name, Round: i - 1}, id, n))
+					err = errors.Join(err, r.out.AddValue(result.Block{Arm: e.Name, Round: i - 1,
+						Params: experiment.PolicyParams(r.profile.Large.Pods * 3 / 4)}, id, n))
 				}
 			}
 			if err != nil {
