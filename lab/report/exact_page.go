@@ -135,8 +135,11 @@ func exactRuns(b *document, all []*counts) {
 		if r.summary.Design.Exact {
 			programs[program] = true
 		}
+		if r.manifest.Ended.IsZero() || r.manifest.Outcome != "" {
+			kind += ", not to its end"
+		}
 		t.Rows = append(t.Rows, []cell{{Text: kind}, {Text: kernel}, {Text: program},
-			{Text: strings.Join(r.manifest.Command, " ")}})
+			{Text: folders.ReplaceAllString(strings.Join(r.manifest.Command, " "), "=")}})
 	}
 	for _, c := range all {
 		for _, k := range c.kernels {
@@ -163,8 +166,8 @@ func (c *counts) write(b *document) {
 		b.say("### %s\n\n%s", escape(upper(m.Title)), c.table(m).markdown())
 	}
 	if l := c.lacking(); len(l) > 0 {
-		b.say("Not counted: %s. Either the kernel lacks what an arm needs, or no run was told to have it.\n",
-			escape(strings.Join(l, "; ")))
+		b.say("Not counted: %s. Either the kernel lacks what an arm needs, or no run was told to have it: to write some "+
+			"takes an emulated processor many minutes.\n", escape(strings.Join(l, "; ")))
 	}
 	if m, ok := c.parted(); ok {
 		for _, k := range c.kernels {
@@ -522,6 +525,9 @@ func (c *counts) aims() (t *table, unjudged []string) {
 	}
 	return t, unjudged
 }
+
+// folders are those of others' programs in a command, which are the machine's own.
+var folders = regexp.MustCompile(`=/\S*/`)
 
 // suffixes are what follows a kernel's version.
 var suffixes = regexp.MustCompile(`[+-][a-z].*`)

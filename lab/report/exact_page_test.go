@@ -109,12 +109,16 @@ func TestExactPageOfOneKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	b = bytes.Replace(b, []byte(`"machine": {`), []byte(`"build": {"commit": "0123abc"}, "machine": {`), 1)
+	b = bytes.Replace(b, []byte(`"command": null`), []byte(`"command": ["lab", "run", "--subject", "x=/a/b/c"]`), 1)
+	b = bytes.Replace(b, []byte(`"ended": "2`), []byte(`"outcome": "it was interrupted", "ended": "2`), 1)
 	if err := os.WriteFile(path, b, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	page, err := ExactPage([]string{
 		exactRun(t, "6.12.1", map[string][2]float64{"direct": {100_000, 1}, "ebpf": {90_000, 1}}), second})
-	for _, want := range []string{"| 0123abc |", "The exact runs are of 2 programs", "| direct | 100,000 |",
+	for _, want := range []string{
+		"| exact, not to its end | Linux 6.12.1 | 0123abc | lab run --subject x=c |", "| exact | Linux 6.12.1 |",
+		"The exact runs are of 2 programs", "| direct | 100,000 |",
 		"| ebpf | 90,000 (0.900) |", "| nftables | 60,000 (1.200) |"} {
 		if err != nil || !strings.Contains(page, want) {
 			t.Errorf("the page doesn't say %q: %v\n%s", want, err, page)
