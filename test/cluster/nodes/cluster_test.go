@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -30,6 +31,8 @@ func TestMain(m *testing.M) {
 		fmt.Println(serve())
 	case len(os.Args) > 1 && os.Args[1] == "connect":
 		connect(os.Args[2])
+	case len(os.Args) > 1 && os.Args[1] == "page":
+		fmt.Println(page(os.Args[2]))
 	case len(os.Args) > 1 && os.Args[1] == "get":
 		for _, protocol := range []string{"tcp", "udp"} {
 			name, err := get(protocol, os.Args[2])
@@ -91,6 +94,17 @@ func get(protocol, address string) (string, error) {
 	var name string
 	_, err = fmt.Fscan(r.Body, &name)
 	return name, err
+}
+
+// page returns what a URL has.
+func page(url string) (string, error) {
+	r, err := http.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	return string(text), err
 }
 
 // connect requests a URL over and over, each time by a new connection, and prints a line for each reply.
