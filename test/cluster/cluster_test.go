@@ -3,6 +3,7 @@ package cluster
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -31,6 +32,13 @@ func TestServes(t *testing.T) {
 			contains(t, fairlead(t, "plan", "--mode", mode), "put 0, replace 0, delete 0")
 			contains(t, fairlead(t, "explain", "--mode", mode, "default/client", "default/web:80"),
 				": a pod of this node's network", "pod default/web-2", "kernel: in sync")
+			if mode == "ebpf" {
+				reaches(t, netip.MustParseAddrPort(web1+":8080"), "web-1")
+				shown := fairlead(t, "show", "--mode", mode)
+				if contains(t, shown, "fast path: IPv4 on; IPv6 on"); strings.Contains(shown, " 0 handed over") {
+					t.Errorf("no packet was redirected:\n%s", shown)
+				}
+			}
 			a.problem(t, "")
 		})
 	}
