@@ -76,6 +76,7 @@ type trial struct {
 	nodes    []*testbed.Node // of variants
 	floors   []floorArm      // if instructions are counted
 	exact    bool            // instructions are counted
+	kubelet  bool            // beside what kubelet leaves, too
 }
 
 var layouts = []classic.Layout{classic.IPTables19, classic.IPTables, classic.NFTables}
@@ -143,6 +144,9 @@ func (r *trial) arms() []result.Arm {
 	for _, f := range r.floors {
 		l = append(l, f.arm)
 	}
+	if r.kubelet {
+		l = append(l, directKubelet)
+	}
 	return l
 }
 
@@ -161,6 +165,13 @@ func (r *trial) Steps(out *result.Writer) []experiment.Step {
 		l.Add("attaching "+f.arm.Title, 100*time.Millisecond,
 			func(ctx context.Context) error { return r.addFloor(ctx, f.arm.ID, f.program) })
 		others = append(others, &testbed.Pair{Arm: f.arm.ID})
+	}
+	if r.kubelet {
+		l.Add("preparing "+directKubelet.Title, 100*time.Millisecond, func(ctx context.Context) error {
+			_, err := r.addNode(ctx, armDirectKubelet, 0, true)
+			return err
+		})
+		others = append(others, &testbed.Pair{Arm: armDirectKubelet})
 	}
 	l.Add("starting servers", 100*time.Millisecond, func(context.Context) error { return r.bed.Serve(out.Remark) })
 	l.Times(p.Rounds, "traffic, round", r.grid.Planned(r.operations(), others...),

@@ -26,6 +26,11 @@ func (r *trial) exactAims() (l []result.Aim) {
 		if r.profile.Policies == policies {
 			direct("G1, policies", "ebpf: under 10,000 policies ≤ 0.98 × direct's", armPolicies, pod, most, 0.98)
 		}
+		if r.kubelet {
+			l = append(l, result.Aim{ID: "G1, kubelet", Arm: armKubelet, Measure: pod, Params: most, Of: result.Value,
+				Over: &result.CellRef{Arm: armDirectKubelet}, Bound: 0.95,
+				Text: "ebpf: beside kubelet's rules, a pod's connection ≤ 0.95 × direct's beside them"})
+		}
 		direct("G1, node", "ebpf: a connection of the node's own processes ≤ 1.02 × direct's", experiment.ArmEBPF, "crr",
 			most, 1.02)
 		if slices.Contains(modes, "iptables") {

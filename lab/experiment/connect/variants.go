@@ -20,6 +20,7 @@ type variant struct {
 	objects func() []source.Object // beside the Services; nil: none
 	metric  string                 // counts the packets that are redirected to the pod
 	some    bool                   // it must have counted some; otherwise none
+	kubelet bool                   // its node has what kubelet leaves
 }
 
 // The variants' arms, and how many policies select the pod in the second; in a quick exact run a few, since it takes an
@@ -27,9 +28,13 @@ type variant struct {
 const (
 	armStack      = experiment.ArmEBPF + "-stack"
 	armPolicies   = experiment.ArmEBPF + "-policies"
+	armKubelet    = experiment.ArmEBPF + "-kubelet"
 	policies      = 10000
 	exactPolicies = 100
 )
+
+// redirectedPackets counts packets that bypass the host stack to a pod without policies.
+const redirectedPackets = `fairlead_packets_total{outcome="handed_over"}`
 
 // variantsOf returns the variants, the second with so many policies.
 func variantsOf(policies int) []variant {
@@ -37,7 +42,7 @@ func variantsOf(policies int) []variant {
 		{arm: result.Arm{ID: armStack, Title: "ebpf, by the stack", Style: 8, // another's, which is never beside it
 			Text: "as ebpf, with --ebpf-fast-path Never: packets for pods go through the node's stack, as they do where " +
 				"something there looks at them"},
-			flags: []string{"--ebpf-fast-path", "Never"}, metric: `fairlead_packets_total{outcome="handed_over"}`},
+			flags: []string{"--ebpf-fast-path", "Never"}, metric: redirectedPackets},
 		{arm: result.Arm{ID: armPolicies, Title: "ebpf, policies", Style: 7,
 			Text: fmt.Sprintf("as ebpf, with the policy engine ebpf and %s NetworkPolicies that select the pod, each of which "+
 				"allows it a destination; the last one allows the servers", experiment.Thousands(policies))},
@@ -53,7 +58,7 @@ var policiesAim = result.Aim{ID: "ebpf, policies, pod", Arm: armPolicies, Measur
 	Text: fmt.Sprintf("ebpf: a pod's connection at 10,000 Services under %s policies costs ≤ 1.0 × direct",
 		experiment.Thousands(policies))}
 
-func isVariant(arm string) bool { return arm == armStack || arm == armPolicies }
+func isVariant(arm string) bool { return arm == armStack || arm == armPolicies || arm == armKubelet }
 
 // findVariants finds those that this machine can run.
 func (r *trial) findVariants(ctx context.Context) error {
@@ -70,6 +75,9 @@ func (r *trial) findVariants(ctx context.Context) error {
 		}
 		r.variants = append(r.variants, v)
 	}
+	if r.exact {
+		return r.findKubelet(ctx)
+	}
 	return nil
 }
 
@@ -84,8 +92,13 @@ func (r *trial) startVariant(ctx context.Context, v variant) error {
 			return err
 		}
 	}
-	n, _, err := r.bed.StartNode(ctx, v.arm.ID, experiment.ArmEBPF, f, v.flags...)
+	p, err := r.addNode(ctx, v.arm.ID, f.Cluster.Services, v.kubelet)
+	if err != nil {
+		return err
+	}
+	n := testbed.NewNode(p, experiment.ArmEBPF, f, v.flags...)
 	r.nodes = append(r.nodes, n)
+	_, err = r.bed.ServeNode(ctx, n)
 	return err
 }
 
