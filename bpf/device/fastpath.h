@@ -92,21 +92,21 @@ static __always_inline bool kernel_supports(bool six)
 static __always_inline int forward_hook(struct __sk_buff *skb, struct net *net, bool six, bool own_network)
 {
 	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
-	struct nf_hook_entries *before = hooks_of(net, NF_INET_PRE_ROUTING, six);
-	struct nf_hook_entries *at = hooks_of(net, NF_INET_FORWARD, six);
-	struct nf_hook_entries *behind = hooks_of(net, NF_INET_POST_ROUTING, six);
+	__u64 before = hooks_of(net, NF_INET_PRE_ROUTING, six);
+	__u64 at = hooks_of(net, NF_INET_FORWARD, six);
+	__u64 behind = hooks_of(net, NF_INET_POST_ROUTING, six);
 	__u32 program;
 
 	if (before && !only_own_hook(before, kernels, NF_INET_PRE_ROUTING, own_network) &&
-	    acting_hook(skb, hook_position(NF_INET_PRE_ROUTING, six, own_network)))
+	    acting_hook(skb, before, hook_position(NF_INET_PRE_ROUTING, six, own_network)))
 		return -1;
 	if (behind && !only_own_hook(behind, kernels, NF_INET_POST_ROUTING, own_network) &&
-	    acting_hook(skb, hook_position(NF_INET_POST_ROUTING, six, own_network)))
+	    acting_hook(skb, behind, hook_position(NF_INET_POST_ROUTING, six, own_network)))
 		return -1;
 	if (!at)
 		return 0;
 	program = only_program(at);
-	return program ? program : acting_hook(skb, hook_position(NF_INET_FORWARD, six, own_network));
+	return program ? program : acting_hook(skb, at, hook_position(NF_INET_FORWARD, six, own_network));
 }
 
 /*
@@ -545,13 +545,12 @@ int hook(struct __sk_buff *skb)
 {
 	struct hook_functions *known = known_functions();
 	struct hook_report r = {};
-	struct nf_hook_entries *all;
 	struct sk_buff *kernels;
-	__u32 i = skb->cb[2];
-	__u64 private, ops;
-	void *at, *entry;
-	enum hook_role role;
+	__u32 i = skb->cb[2], n;
+	void *entry, *ops_at;
 	int effect = HOOK_LEAVES;
+	enum hook_role role;
+	__u64 all;
 
 	if (!known || !kernel_supports(false))
 		return 0;
@@ -559,20 +558,20 @@ int hook(struct __sk_buff *skb)
 	all = hooks_of(kernels->dev->nd_net.net, skb->cb[1], skb->cb[0]);
 	if (!all)
 		return 0;
-	if (i >= all->num_hook_entries)
-		return all->num_hook_entries;
-	at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
-	entry = at + i * bpf_core_type_size(struct nf_hook_entry);
-	private = word_at(entry + bpf_core_field_offset(struct nf_hook_entry, priv));
-	ops = word_at(at + all->num_hook_entries * bpf_core_type_size(struct nf_hook_entry) + i * sizeof(void *));
-	r.function = word_at(entry + bpf_core_field_offset(struct nf_hook_entry, hook));
-	r.priority = cast(ops, struct nf_hook_ops)->priority;
+	n = hook_count(all);
+	if (i >= n)
+		return n;
+	entry = first_hook(all) + i * bpf_core_type_size(struct nf_hook_entry);
+	ops_at = first_hook(all) + n * bpf_core_type_size(struct nf_hook_entry) + i * sizeof(void *);
+	r.function = function_of(entry);
+	r.priority = cast(word_at(ops_at), struct nf_hook_ops)->priority;
 	role = hook_role_of(known, r.function);
-	if (!is_idle_hook(role, private, ops))
-		effect = effect_of_hook(skb, role, private, ops, hook_position(skb->cb[1], skb->cb[0], skb->cb[3]));
-	r.acting = all->num_hook_entries > MAX_HOOKS || (effect != HOOK_LEAVES && effect != HOOK_GUARDS);
+	if (!is_idle_hook(role, entry, ops_at))
+		effect = effect_of_hook(skb, role, private_of(entry), word_at(ops_at),
+					hook_position(skb->cb[1], skb->cb[0], skb->cb[3]));
+	r.acting = n > MAX_HOOKS || (effect != HOOK_LEAVES && effect != HOOK_GUARDS);
 	BPF_SNPRINTF((char *)r.symbol, sizeof(r.symbol), "%ps", r.function);
-	name_chain(&r, (void *)private, skb->cb[4]);
+	name_chain(&r, (void *)private_of(entry), skb->cb[4]);
 	bpf_skb_store_bytes(skb, sizeof(struct ethhdr), &r, sizeof(r), 0);
-	return all->num_hook_entries;
+	return n;
 }

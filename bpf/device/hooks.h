@@ -133,15 +133,42 @@ static __always_inline bool is_apparmor_hook(struct nf_hook_ops *ops, struct sk_
 	       !skb->secmark;
 }
 
-static __always_inline struct nf_hook_entries *hooks_of(struct net *net, int hook, bool six)
+/* Bits of a hook's position: the point of the stack, whether of IPv6, and pod_network of the programs at devices. */
+enum { HOOK_POINT = 7, HOOK_SIX = 8, HOOK_OWN_NETWORK = 16 };
+
+static __always_inline int hook_position(int hook, bool six, bool own_network)
 {
-	switch (hook) {
-	case NF_INET_PRE_ROUTING:
-		return six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
-	case NF_INET_FORWARD:
-		return six ? net->nf.hooks_ipv6[NF_INET_FORWARD] : net->nf.hooks_ipv4[NF_INET_FORWARD];
-	}
-	return six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
+	return hook | (six ? HOOK_SIX : 0) | (own_network ? HOOK_OWN_NETWORK : 0);
+}
+
+/* Returns the address of the hooks at a point of the stack: a number, since global functions take no such pointers. */
+static __always_inline __u64 hooks_of(struct net *net, int hook, bool six)
+{
+	void *of = (void *)net + (six ? bpf_core_field_offset(struct net, nf.hooks_ipv6)
+				      : bpf_core_field_offset(struct net, nf.hooks_ipv4));
+
+	return word_at(of + (hook & HOOK_POINT) * sizeof(void *));
+}
+
+static __always_inline __u32 hook_count(__u64 all)
+{
+	return cast(all, struct nf_hook_entries)->num_hook_entries;
+}
+
+/* Returns the address of the first hook's struct nf_hook_entry. */
+static __always_inline void *first_hook(__u64 all)
+{
+	return (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
+}
+
+static __always_inline __u64 function_of(void *entry)
+{
+	return word_at(entry + bpf_core_field_offset(struct nf_hook_entry, hook));
+}
+
+static __always_inline __u64 private_of(void *entry)
+{
+	return word_at(entry + bpf_core_field_offset(struct nf_hook_entry, priv));
 }
 
 /* Returns what the functions of hooks are for that the agent knows. */
@@ -170,21 +197,20 @@ static __always_inline bool is_guard_hook(struct nf_hook_ops *ops, int hook)
 	return hook == NF_INET_PRE_ROUTING && ops->priv && ops->priority == GUARD_PRIORITY;
 }
 
-/* Bits of a hook's position: the point of the stack, whether of IPv6, and pod_network of the programs at devices. */
-enum { HOOK_POINT = 7, HOOK_SIX = 8, HOOK_OWN_NETWORK = 16 };
-
-static __always_inline int hook_position(int hook, bool six, bool own_network)
+/*
+ * Returns whether a hook in a role leaves a plain packet as it is, as most do that leave it. ops_at is where the
+ * address of its struct nf_hook_ops is.
+ */
+static __always_inline bool is_idle_hook(enum hook_role role, void *entry, void *ops_at)
 {
-	return hook | (six ? HOOK_SIX : 0) | (own_network ? HOOK_OWN_NETWORK : 0);
-}
+	void *ops;
 
-/* Returns whether a hook in a role leaves a plain packet as it is, as most do that leave it. */
-static __always_inline bool is_idle_hook(enum hook_role role, __u64 private, __u64 ops)
-{
 	if (role == HOOK_IDLE)
-		return !private;
-	return role == HOOK_CHAIN && cast(ops, struct nf_hook_ops)->priority != GUARD_PRIORITY &&
-	       is_empty_chain((void *)ops);
+		return !private_of(entry);
+	if (role != HOOK_CHAIN)
+		return false;
+	ops = (void *)word_at(ops_at);
+	return cast(ops, struct nf_hook_ops)->priority != GUARD_PRIORITY && is_empty_chain(ops);
 }
 
 /* What a hook does with a plain packet, where it isn't the ID of the program that handles it. */
@@ -222,62 +248,50 @@ __noinline int effect_of_hook(struct __sk_buff *skb, int role, __u64 private, __
  * Returns whether there is one hook alone, AppArmor's or the pod network's, as on nodes without others: what
  * acting_hook says in a few instructions.
  */
-static __always_inline bool only_own_hook(struct nf_hook_entries *all, struct sk_buff *skb, int hook, bool own_network)
+static __always_inline bool only_own_hook(__u64 all, struct sk_buff *skb, int hook, bool own_network)
 {
-	void *at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
-	struct nf_hook_entry *entry = cast(at, struct nf_hook_entry);
 	struct hook_functions *known;
 	struct nf_hook_ops *ops;
 
-	if (all->num_hook_entries != 1 || (hook == NF_INET_PRE_ROUTING && !own_network))
+	if (hook_count(all) != 1 || (hook == NF_INET_PRE_ROUTING && !own_network))
 		return false;
-	ops = cast(word_at(at + bpf_core_type_size(struct nf_hook_entry)), struct nf_hook_ops);
+	ops = cast(word_at(first_hook(all) + bpf_core_type_size(struct nf_hook_entry)), struct nf_hook_ops);
 	if (hook == NF_INET_POST_ROUTING)
 		return is_apparmor_hook(ops, skb);
 	if (!is_guard_hook(ops, hook))
 		return false;
 	known = known_functions();
-	return known && hook_role_of(known, (__u64)entry->hook) == HOOK_CHAIN;
+	return known && hook_role_of(known, function_of(first_hook(all))) == HOOK_CHAIN;
 }
 
 /* Returns the ID of the program that is the only hook, 0 where there are others. */
-static __always_inline __u32 only_program(struct nf_hook_entries *all)
+static __always_inline __u32 only_program(__u64 all)
 {
-	void *at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
-
-	return all->num_hook_entries == 1 ? hook_program_id(cast(at, struct nf_hook_entry)->priv) : 0;
+	return hook_count(all) == 1 ? hook_program_id((void *)private_of(first_hook(all))) : 0;
 }
 
 /*
- * Returns 0 where no hook at a point of the stack would handle a plain packet, the ID of a program where that is the
+ * Returns 0 where none of all hooks at a position would handle a plain packet, the ID of a program where that is the
  * only hook that would, else -1.
  */
-__noinline int acting_hook(struct __sk_buff *skb, int position)
+__noinline int acting_hook(struct __sk_buff *skb, __u64 all, int position)
 {
-	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
-	struct nf_hook_entries *all = hooks_of(kernels->dev->nd_net.net, position & HOOK_POINT, position & HOOK_SIX);
 	struct hook_functions *known = known_functions();
-	int i, acting = 0;
+	void *entry = first_hook(all), *ops_at;
+	int i, n = hook_count(all), acting = 0;
 	bool guarded = false;
-	void *at, *ops_at;
 
-	if (!all)
-		return 0;
-	if (!known || all->num_hook_entries > MAX_HOOKS)
+	if (!known || n > MAX_HOOKS)
 		return -1;
-	at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
-	ops_at = at + all->num_hook_entries * bpf_core_type_size(struct nf_hook_entry);
-	for (i = 0; i < MAX_HOOKS && i < all->num_hook_entries; i++) {
-		void *entry = at + i * bpf_core_type_size(struct nf_hook_entry);
-		__u64 private = word_at(entry + bpf_core_field_offset(struct nf_hook_entry, priv));
-		__u64 ops = word_at(ops_at + i * sizeof(void *));
-		enum hook_role role =
-			hook_role_of(known, word_at(entry + bpf_core_field_offset(struct nf_hook_entry, hook)));
-		int effect;
+	ops_at = entry + n * bpf_core_type_size(struct nf_hook_entry);
+	for (i = 0; i < MAX_HOOKS && i < n; i++) {
+		enum hook_role role = hook_role_of(known, function_of(entry));
+		int effect = HOOK_LEAVES;
 
-		if (is_idle_hook(role, private, ops))
-			continue;
-		effect = effect_of_hook(skb, role, private, ops, position);
+		if (!is_idle_hook(role, entry, ops_at))
+			effect = effect_of_hook(skb, role, private_of(entry), word_at(ops_at), position);
+		entry += bpf_core_type_size(struct nf_hook_entry);
+		ops_at += sizeof(void *);
 		if (effect == HOOK_LEAVES)
 			continue;
 		if (effect == HOOK_GUARDS && !guarded) { /* a second one is another's */
