@@ -92,21 +92,25 @@ static __always_inline bool kernel_supports(bool six)
 static __always_inline int forward_hook(struct __sk_buff *skb, struct net *net, bool six, bool own_network)
 {
 	struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
-	__u64 before = hooks_of(net, NF_INET_PRE_ROUTING, six);
-	__u64 at = hooks_of(net, NF_INET_FORWARD, six);
-	__u64 behind = hooks_of(net, NF_INET_POST_ROUTING, six);
+	struct nf_hook_entries *before = hooks_of(net, NF_INET_PRE_ROUTING, six);
+	struct nf_hook_entries *at = hooks_of(net, NF_INET_FORWARD, six);
+	struct nf_hook_entries *behind = hooks_of(net, NF_INET_POST_ROUTING, six);
 	__u32 program;
 
 	if (before && !only_own_hook(before, kernels, NF_INET_PRE_ROUTING, own_network) &&
-	    acting_hook(skb, before, hook_position(NF_INET_PRE_ROUTING, six, own_network)))
+	    acting_hook(skb, address_of_hooks(net, NF_INET_PRE_ROUTING, six),
+			hook_position(NF_INET_PRE_ROUTING, six, own_network)))
 		return -1;
 	if (behind && !only_own_hook(behind, kernels, NF_INET_POST_ROUTING, own_network) &&
-	    acting_hook(skb, behind, hook_position(NF_INET_POST_ROUTING, six, own_network)))
+	    acting_hook(skb, address_of_hooks(net, NF_INET_POST_ROUTING, six),
+			hook_position(NF_INET_POST_ROUTING, six, own_network)))
 		return -1;
 	if (!at)
 		return 0;
 	program = only_program(at);
-	return program ? program : acting_hook(skb, at, hook_position(NF_INET_FORWARD, six, own_network));
+	return program ? program
+		       : acting_hook(skb, address_of_hooks(net, NF_INET_FORWARD, six),
+				     hook_position(NF_INET_FORWARD, six, own_network));
 }
 
 /*
@@ -555,7 +559,7 @@ int hook(struct __sk_buff *skb)
 	if (!known || !kernel_supports(false))
 		return 0;
 	kernels = bpf_cast_to_kern_ctx(skb);
-	all = hooks_of(kernels->dev->nd_net.net, skb->cb[1], skb->cb[0]);
+	all = address_of_hooks(kernels->dev->nd_net.net, skb->cb[1], skb->cb[0]);
 	if (!all)
 		return 0;
 	n = hook_count(all);

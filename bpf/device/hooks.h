@@ -141,8 +141,19 @@ static __always_inline int hook_position(int hook, bool six, bool own_network)
 	return hook | (six ? HOOK_SIX : 0) | (own_network ? HOOK_OWN_NETWORK : 0);
 }
 
-/* Returns the address of the hooks at a point of the stack: a number, since global functions take no such pointers. */
-static __always_inline __u64 hooks_of(struct net *net, int hook, bool six)
+static __always_inline struct nf_hook_entries *hooks_of(struct net *net, int hook, bool six)
+{
+	switch (hook) {
+	case NF_INET_PRE_ROUTING:
+		return six ? net->nf.hooks_ipv6[NF_INET_PRE_ROUTING] : net->nf.hooks_ipv4[NF_INET_PRE_ROUTING];
+	case NF_INET_FORWARD:
+		return six ? net->nf.hooks_ipv6[NF_INET_FORWARD] : net->nf.hooks_ipv4[NF_INET_FORWARD];
+	}
+	return six ? net->nf.hooks_ipv6[NF_INET_POST_ROUTING] : net->nf.hooks_ipv4[NF_INET_POST_ROUTING];
+}
+
+/* Returns the address of these hooks as a number: global functions take no such pointers. */
+static __always_inline __u64 address_of_hooks(struct net *net, int hook, bool six)
 {
 	void *of = (void *)net + (six ? bpf_core_field_offset(struct net, nf.hooks_ipv6)
 				      : bpf_core_field_offset(struct net, nf.hooks_ipv4));
@@ -248,26 +259,30 @@ __noinline int effect_of_hook(struct __sk_buff *skb, int role, __u64 private, __
  * Returns whether there is one hook alone, AppArmor's or the pod network's, as on nodes without others: what
  * acting_hook says in a few instructions.
  */
-static __always_inline bool only_own_hook(__u64 all, struct sk_buff *skb, int hook, bool own_network)
+static __always_inline bool only_own_hook(struct nf_hook_entries *all, struct sk_buff *skb, int hook, bool own_network)
 {
+	void *at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
+	struct nf_hook_entry *entry = cast(at, struct nf_hook_entry);
 	struct hook_functions *known;
 	struct nf_hook_ops *ops;
 
-	if (hook_count(all) != 1 || (hook == NF_INET_PRE_ROUTING && !own_network))
+	if (all->num_hook_entries != 1 || (hook == NF_INET_PRE_ROUTING && !own_network))
 		return false;
-	ops = cast(word_at(first_hook(all) + bpf_core_type_size(struct nf_hook_entry)), struct nf_hook_ops);
+	ops = cast(word_at(at + bpf_core_type_size(struct nf_hook_entry)), struct nf_hook_ops);
 	if (hook == NF_INET_POST_ROUTING)
 		return is_apparmor_hook(ops, skb);
 	if (!is_guard_hook(ops, hook))
 		return false;
 	known = known_functions();
-	return known && hook_role_of(known, function_of(first_hook(all))) == HOOK_CHAIN;
+	return known && hook_role_of(known, (__u64)entry->hook) == HOOK_CHAIN;
 }
 
 /* Returns the ID of the program that is the only hook, 0 where there are others. */
-static __always_inline __u32 only_program(__u64 all)
+static __always_inline __u32 only_program(struct nf_hook_entries *all)
 {
-	return hook_count(all) == 1 ? hook_program_id((void *)private_of(first_hook(all))) : 0;
+	void *at = (void *)all + bpf_core_field_offset(struct nf_hook_entries, hooks);
+
+	return all->num_hook_entries == 1 ? hook_program_id(cast(at, struct nf_hook_entry)->priv) : 0;
 }
 
 /*
