@@ -34,12 +34,14 @@ func TestInSecondKernel(t *testing.T) {
 		vmtest.Run(t, "fairlead.dev/fairlead/agent", "^TestInSecondKernel$", "-second-kernel")
 		return
 	}
-	t.Run("IPIP", throughIPIP)
+	for _, mode := range []string{"nftables", "ebpf"} {
+		t.Run("IPIP, "+mode, func(t *testing.T) { throughIPIP(t, mode) })
+	}
 	t.Run("ipvlan", servedByIPVLAN)
 }
 
-// throughIPIP has agents of two nodes, with a router in between, connect a pod each.
-func throughIPIP(t *testing.T) {
+// throughIPIP has agents of two nodes in a mode, with a router in between, connect a pod each.
+func throughIPIP(t *testing.T, mode string) {
 	router := netnstest.New(t)
 	objects := sourceOf{networkNode("a", "192.168.0.1", "10.244.1.0/24"), networkNode("b", "172.16.0.1", "10.244.2.0/24")}
 	nodes, pods := map[string]*netns.Namespace{}, map[string]*netns.Namespace{}
@@ -57,7 +59,7 @@ func throughIPIP(t *testing.T) {
 			t.Fatal(err)
 		}
 		nodes[name], pods[name] = ns, netnstest.New(t)
-		socket := startAgent(t, ns, "nftables", network.Config{Node: name, Tunnel: model.IPIP}, objects)
+		socket := startAgent(t, ns, mode, network.Config{Node: name, Tunnel: model.IPIP}, objects)
 		if err := attachPod(t.Context(), socket, "c-1", pods[name]); err != nil {
 			t.Fatal(err)
 		}
@@ -68,6 +70,15 @@ func throughIPIP(t *testing.T) {
 		saw, err := awaitReply(t, from, netip.MustParseAddr(address[x[1]]))
 		if err != nil || saw != netip.MustParseAddr(address[x[0]]) {
 			t.Errorf("pod of %s to pod of %s: from %s, %v", x[0], x[1], saw, err)
+		}
+		for range 10 { // in mode ebpf, those behind the first might be redirected to the tunnel
+			if _, err := awaitReply(t, from, netip.MustParseAddr(address[x[1]])); err != nil {
+				t.Error(err)
+			}
+		}
+		lost, err := exec.Command("ip", "-n", nodes[x[0]].Name, "-s", "-s", "-json", "link", "show", "fl-ipip").Output()
+		if err != nil || strings.Count(string(lost), `"fifo_errors":0`) != 2 {
+			t.Errorf("node %s, %v: packets were lost at the tunnel: %s", x[0], err, lost)
 		}
 		if r, s := tunnelPackets(t, nodes[x[0]]); r < received+3 || s < sent+3 {
 			t.Errorf("node %s: a connection took %d packets through the tunnel, %d back", x[0], s-sent, r-received)

@@ -217,6 +217,7 @@ struct netdev_queue {
 struct net_device {
 	struct list_head dev_list;
 	unsigned int flags, mtu, max_mtu;
+	unsigned short type;
 	struct in_device *ip_ptr;
 	struct inet6_dev *ip6_ptr;
 	/* for packets: */

@@ -24,12 +24,6 @@
 #define has_field(type, field) bpf_core_field_exists(((struct type *)0)->field)
 
 /*
- * In redirect.out_ifindex: the device leads to other nodes. A packet passes taps, programs, classifiers and the queue
- * that see what leaves by it.
- */
-#define TO_OTHER_NODE 0x80000000
-
-/*
  * To which device a packet is redirected, and with which link-layer addresses. In skb->cb between the two programs, and
  * behind it, as cb[HOOK_PROGRAM], the ID of the program at netfilter's hooks.
  */
@@ -40,11 +34,16 @@ struct redirect {
 
 #define HOOK_PROGRAM (sizeof(struct redirect) / sizeof(__u32))
 
+/*
+ * Beside the ID in cb[HOOK_PROGRAM]: the device leads to other nodes. A packet passes taps, programs, classifiers and
+ * the queue that see what leaves by it.
+ */
+#define TO_OTHER_NODE 0x80000000
+
 /* Redirects a packet whose headers are written: to a pod into its network namespace. */
-static __always_inline int redirect(const struct redirect *r)
+static __always_inline int redirect(const struct redirect *r, __u32 to_other_node)
 {
-	return r->out_ifindex & TO_OTHER_NODE ? bpf_redirect(r->out_ifindex & ~TO_OTHER_NODE, 0)
-					      : bpf_redirect_peer(r->out_ifindex, 0);
+	return to_other_node ? bpf_redirect(r->out_ifindex, 0) : bpf_redirect_peer(r->out_ifindex, 0);
 }
 
 /* Writes the headers of a packet that is redirected: as the pod's device would have, with one hop less. */

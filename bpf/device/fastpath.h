@@ -19,6 +19,7 @@ enum { RTPROT_KERNEL = 2, RT_TABLE_DEFAULT = 253, RT_TABLE_LOCAL = 255 };
 /* include/uapi/linux/xfrm.h, if_packet.h */
 enum { XFRM_POLICY_OUT = 1, XFRM_POLICY_FWD = 2, XFRM_USERPOLICY_ACCEPT = 2 };
 #define PACKET_HOST 0
+#define ARPHRD_ETHER 1 /* include/uapi/linux/if_arp.h */
 
 #define NETDEV_HASHENTRIES 256 /* include/linux/netdevice.h: of net.dev_index_head */
 #define MAX_CHAIN 8	       /* devices of one hash that are compared */
@@ -75,12 +76,12 @@ static __always_inline bool kernel_supports(bool six)
 	       has_field(nf_hook_entries, hooks) && has_field(nf_hook_entry, hook) && has_field(nf_hook_entry, priv) &&
 	       has_field(nf_hook_ops, priv) && has_field(nf_hook_ops, priority) && has_field(net_device, nd_net) &&
 	       has_field(net_device, ifindex) && has_field(net_device, index_hlist) && has_field(net_device, mtu) &&
-	       has_field(net_device, max_mtu) && has_field(net_device, rx_handler) && has_field(net_device, _tx) &&
-	       has_field(net_device, ptype_all) && has_field(net_device, ptype_specific) &&
-	       has_field(net_device, tcx_ingress) && has_field(net_device, tcx_egress) &&
-	       has_field(net_device, nf_hooks_ingress) && has_field(net_device, nf_hooks_egress) &&
-	       has_field(netdev_queue, qdisc) && has_field(Qdisc, enqueue) && has_field(tcx_entry, miniq) &&
-	       has_field(tcx_entry, bundle) && has_field(bpf_mprog_entry, fp_items) &&
+	       has_field(net_device, type) && has_field(net_device, max_mtu) && has_field(net_device, rx_handler) &&
+	       has_field(net_device, _tx) && has_field(net_device, ptype_all) &&
+	       has_field(net_device, ptype_specific) && has_field(net_device, tcx_ingress) &&
+	       has_field(net_device, tcx_egress) && has_field(net_device, nf_hooks_ingress) &&
+	       has_field(net_device, nf_hooks_egress) && has_field(netdev_queue, qdisc) && has_field(Qdisc, enqueue) &&
+	       has_field(tcx_entry, miniq) && has_field(tcx_entry, bundle) && has_field(bpf_mprog_entry, fp_items) &&
 	       has_field(bpf_mprog_entry, parent) && has_field(bpf_mprog_fp, prog) && has_field(bpf_prog, aux) &&
 	       has_field(bpf_prog_aux, id) && has_field(hlist_head, first) && has_field(hlist_node, next);
 }
@@ -246,6 +247,16 @@ static __always_inline bool leads_to_other_node(const struct route *r)
 	return is && *is & RANGE_REMOTE;
 }
 
+/*
+ * Returns whether the kernel forwards nothing to an IPv4 address though a route may match: this network's, multicast,
+ * and the limited broadcast (RFC 1122, 3.2.1.3; RFC 1112).
+ */
+static __always_inline bool is_never_forwarded(__be32 address)
+{
+	return !(address & bpf_htonl(0xff000000)) || (address & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000) ||
+	       address == bpf_htonl(0xffffffff);
+}
+
 /* Looks up a route in the kernel. Returns for how many ticks the result is cached: while a neighbour is found, for one.
  */
 __noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
@@ -261,6 +272,8 @@ __noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
 		return ROUTE_TTL;
 	if (six &&
 	    (r->source.word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000)) /* not forwarded: RFC 4291, 2.5.6 */
+		return ROUTE_TTL;
+	if (!six && is_never_forwarded(r->destination.word[3]))
 		return ROUTE_TTL;
 	f.ifindex = r->in_ifindex;
 	f.tos = r->tos;
@@ -307,11 +320,11 @@ __noinline int resolve_route(struct __sk_buff *skb, struct route *r, int six)
  */
 static __always_inline bool is_due_by_stack(struct route *r)
 {
-	__u32 now = bpf_jiffies64();
+	__u32 now = (__u32)bpf_jiffies64() | 1; /* 0: none yet */
 
 	if (r->by_stack && now - r->by_stack < STACK_EVERY)
 		return false;
-	r->by_stack = now | 1;
+	r->by_stack = now;
 	return true;
 }
 
@@ -353,7 +366,7 @@ static __always_inline struct route *route_of(struct __sk_buff *skb, void *ip, s
 }
 
 /* Has the program of policies find how a packet is redirected. */
-static __always_inline int hand_to_policies(struct __sk_buff *skb, const struct redirect *target, int hook)
+static __always_inline int hand_to_policies(struct __sk_buff *skb, const struct redirect *target, __u32 hook)
 {
 	__u32 words[sizeof(*target) / sizeof(__u32)];
 
@@ -379,6 +392,7 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 	struct net *net;
 	struct route *r;
 	__u32 length;
+	__u32 to_other_node = 0;
 	int hook;
 
 	if (!kernel_supports(six))
@@ -409,19 +423,22 @@ static __always_inline int redirect_to_pod(struct __sk_buff *skb, bool six)
 		if (!egress_unobserved(to, r->egress_program))
 			return TCX_NEXT;
 	} else {
-		if (to->nf_hooks_egress ||
-		    is_due_by_stack(r)) /* the kernel skips that hook for what programs redirect */
+		/*
+		 * What programs redirect skips netfilter's hook there, and has no route, by which tunnels of many ends
+		 * know the one that a packet is for (net/ipv4/ip_tunnel.c: ip_tunnel_xmit).
+		 */
+		if (to->type != ARPHRD_ETHER || to->nf_hooks_egress || is_due_by_stack(r))
 			return TCX_NEXT;
-		target.out_ifindex |= TO_OTHER_NODE;
+		to_other_node = TO_OTHER_NODE;
 	}
 	__builtin_memcpy(target.dst_mac, r->dst_mac, sizeof(target.dst_mac));
 	__builtin_memcpy(target.src_mac, r->src_mac, sizeof(target.src_mac));
 	if (hook)
-		return hand_to_policies(skb, &target, hook);
+		return hand_to_policies(skb, &target, hook | to_other_node);
 	if (!rewrite_l2(skb, ip, &target, six))
 		return TCX_NEXT;
 	count_packet(EVENT_REDIRECTED);
-	return redirect(&target);
+	return redirect(&target, to_other_node);
 }
 
 __noinline int fast_path4(struct __sk_buff *skb)

@@ -233,7 +233,7 @@ __noinline int redirect_accepted(struct __sk_buff *skb, int six)
 	    !(six ? rewrite_l2(skb, ip, &target, true) : rewrite_l2(skb, ip, &target, false)))
 		return TCX_NEXT;
 	count_event(POLICY_REDIRECTED);
-	return redirect(&target);
+	return redirect(&target, skb->cb[HOOK_PROGRAM] & TO_OTHER_NODE);
 }
 
 /*
@@ -263,7 +263,7 @@ __noinline int reset_ends(struct __sk_buff *skb, const struct tuple *of, int six
 	__builtin_memcpy(e.h_dest, target.dst_mac, sizeof(e.h_dest));
 	__builtin_memcpy(e.h_source, target.src_mac, sizeof(e.h_source));
 	bpf_skb_store_bytes(skb, 0, &e, sizeof(e), 0);
-	bpf_clone_redirect(skb, target.out_ifindex & ~TO_OTHER_NODE, 0);
+	bpf_clone_redirect(skb, target.out_ifindex, 0);
 	r.source = t.dest;
 	r.dest = t.source;
 	r.seq = t.ack_seq;
@@ -291,7 +291,7 @@ int policy_fast_path(struct __sk_buff *skb)
 	struct policy_packet p = {};
 	int result;
 
-	if (skb->cb[HOOK_PROGRAM] != hook_program ||
+	if ((skb->cb[HOOK_PROGRAM] & ~TO_OTHER_NODE) != hook_program ||
 	    !(six ? parse_plain(&p, ip, end, true) : parse_plain(&p, ip, end, false)))
 		return TCX_NEXT;
 	p.ifindex = skb->ifindex;

@@ -73,6 +73,21 @@ func TestProgramsAcross(t *testing.T) {
 	})
 }
 
+// TestNoRedirectToTunnels has nothing redirected to a device without Ethernet headers: one of many ends, such as IPIP's,
+// finds the one that a packet is for by its route, which no redirected packet has.
+func TestNoRedirectToTunnels(t *testing.T) {
+	withPodsOf(t, podsWorld{across: true}, func(w *twoPods) {
+		w.redirects("with nothing in the way")
+		w.run("ip tuntap add name tunnel mode tun && ip link set tunnel up")
+		w.route("replace", "b", "tunnel")
+		for i := range 10 {
+			if _, n, err := w.request(model.UDP, i%2 == 0, silence/3, echo.Options{}); n != 0 || err == nil {
+				t.Errorf("%d packets were redirected to a tunnel, answered: %v", n, err)
+			}
+		}
+	})
+}
+
 // TestTapAcross has a listener at the device that leads to another node see what is redirected there.
 func TestTapAcross(t *testing.T) {
 	withPodsOf(t, podsWorld{across: true}, func(w *twoPods) {
