@@ -113,6 +113,9 @@ func TestNextHopMoves(t *testing.T) {
 		w.run("for f in ipv4 ipv6; do sysctl -qw net.$f.neigh.b.base_reachable_time_ms=500 " +
 			"net.$f.neigh.b.delay_first_probe_time=1 net.$f.neigh.b.retrans_time_ms=100; done")
 		w.redirects("at first")
+		for _, six := range []bool{false, true} { // nothing asks whether it is still there, unless packets use it
+			w.run("ip neigh replace " + podAddrs["b"][six] + " dev b lladdr 02:00:00:00:02:02 nud stale")
+		}
 		w.run(strings.ReplaceAll("ip -n B link set dev eth0 address 02:00:00:00:02:99; "+
 			"for a in 169.254.1.1 fe80::1; do ip -n B neigh replace $a dev eth0 lladdr 02:00:00:00:02:01; done", // gone with it
 			"B", w.pods["b"].Name))
