@@ -2,7 +2,6 @@ package paths
 
 import (
 	"context"
-	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -35,8 +34,8 @@ func TestPaths(t *testing.T) {
 		{armNative + suffixNFTables, 6, 0, false}, {armNative + suffixStack, 6, 0, false}, {armNative, 6, 2, false},
 		{armVXLAN + suffixNFTables, 8, 0, true}, {armVXLAN + suffixStack, 8, 0, true}, {armVXLAN, 8, 2, true},
 		{armMixed, 8, 1.2, true}} {
-		// what other packets the processor took meanwhile is in it too
-		if got := labtest.Number(t, s, "packets", want.arm, nil); math.Abs(got-want.packets) > 0.3 {
+		// what other packets the processor took meanwhile is in it too, but no path has less than two more
+		if got := labtest.Number(t, s, "packets", want.arm, nil); got < want.packets-0.3 || got > want.packets+1 {
 			t.Errorf("%s: %v packets for each round trip, want %v", want.arm, got, want.packets)
 		}
 		got := labtest.Number(t, s, "redirected", want.arm, nil) / onSameNode
