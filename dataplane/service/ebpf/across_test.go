@@ -73,8 +73,8 @@ func TestProgramsAcross(t *testing.T) {
 	})
 }
 
-// TestNoRedirectToTunnels has nothing redirected to a device without Ethernet headers: one of many ends, such as IPIP's,
-// finds the one that a packet is for by its route, which no redirected packet has.
+// TestNoRedirectToTunnels has nothing redirected to a device without Ethernet headers: one of many ends, such as
+// IPIP's, finds the one that a packet is for by its route, which no redirected packet has.
 func TestNoRedirectToTunnels(t *testing.T) {
 	withPodsOf(t, podsWorld{across: true}, func(w *twoPods) {
 		w.redirects("with nothing in the way")
@@ -113,7 +113,7 @@ func TestNextHopMoves(t *testing.T) {
 		w.run("for f in ipv4 ipv6; do sysctl -qw net.$f.neigh.b.base_reachable_time_ms=500 " +
 			"net.$f.neigh.b.delay_first_probe_time=1 net.$f.neigh.b.retrans_time_ms=100; done")
 		w.redirects("at first")
-		for _, six := range []bool{false, true} { // nothing asks whether it is still there, unless packets use it
+		for _, six := range []bool{false, true} { // nothing looks for it, unless packets use it
 			w.run("ip neigh replace " + podAddrs["b"][six] + " dev b lladdr 02:00:00:00:02:02 nud stale")
 		}
 		w.run(strings.ReplaceAll("ip -n B link set dev eth0 address 02:00:00:00:02:99; "+
