@@ -70,6 +70,8 @@ func TestCallsWithoutAnAgent(t *testing.T) {
 		"CHECK":                  {conf("1.0.0", `,"prevResult":{}`), append(pod, "CNI_COMMAND=CHECK"), CodeTryAgain, "doesn't answer"},
 		"CHECK without a result": {conf("1.0.0", ""), append(pod, "CNI_COMMAND=CHECK"), CodeConfig, "prevResult"},
 		"IPs of one family":      {conf("1.0.0", `,"runtimeConfig":{"ips":["10.0.0.1","10.0.0.2/24"]}`), append(pod, "CNI_COMMAND=ADD"), CodeConfig, "10.0.0.2/24"},
+		"a bandwidth too small":  {conf("1.0.0", `,"runtimeConfig":{"bandwidth":{"egressRate":999}}`), append(pod, "CNI_COMMAND=ADD"), CodeConfig, "use at least 1000"},
+		"a negative bandwidth":   {conf("1.0.0", `,"runtimeConfig":{"bandwidth":{"ingressRate":-1}}`), append(pod, "CNI_COMMAND=ADD"), CodeDecode, "ingressRate"},
 		"an IP that is none":     {conf("1.0.0", `,"runtimeConfig":{"ips":["x"]}`), append(pod, "CNI_COMMAND=ADD"), CodeConfig, "runtimeConfig.ips"},
 		"IPs of both families":   {conf("1.0.0", `,"runtimeConfig":{"ips":["10.0.0.1/32","fd00::1"]}`), append(pod, "CNI_COMMAND=ADD"), CodeTryAgain, "doesn't answer"},
 		"STATUS":                 {conf("1.1.0", ""), []string{"CNI_COMMAND=STATUS"}, CodeUnavailable, "doesn't answer"},
